@@ -1,0 +1,65 @@
+"""What is computed again when a span is reused: the rung, and the anchor it was computed behind."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from spanflow.errors import QueryError
+
+Anchor = Literal["header", "head", "none"]
+RungName = Literal["exact", "repair", "moved"]
+
+_REPAIR = re.compile(r"repair\(\s*(\d+)\s*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """How faithful a reused span is to full attention (design: fidelity ladder).
+
+    `exact`: full attention, only prefix reuse. `moved`: the span's KV is moved and nothing
+    is recomputed. `repair`: moved, then its first `num_tokens` tokens are recomputed in context.
+    """
+
+    name: RungName
+    num_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name == "repair" and self.num_tokens < 1:
+            raise QueryError(f"rung repair({self.num_tokens}): repair at least 1 token, or say 'moved'")
+        if self.name != "repair" and self.num_tokens:
+            raise QueryError(f"rung {self.name!r} takes no number of tokens, got {self.num_tokens}")
+
+    def __str__(self) -> str:
+        return f"repair({self.num_tokens})" if self.name == "repair" else self.name
+
+
+EXACT = Rung("exact")
+MOVED = Rung("moved")
+
+
+def repair(num_tokens: int) -> Rung:
+    """The rung that recomputes the first `num_tokens` tokens of each span in context."""
+    return Rung("repair", num_tokens)
+
+
+def as_rung(value: Rung | str, where: str = "rung") -> Rung:
+    """A `Rung` from itself or from `'exact'`, `'moved'`, `'repair(32)'`. Raises QueryError."""
+    match value:
+        case Rung():
+            return value
+        case "exact":
+            return EXACT
+        case "moved":
+            return MOVED
+        case str() if found := _REPAIR.fullmatch(value.strip()):
+            return repair(int(found[1]))
+    raise QueryError(f"{where}: {value!r} is no rung; say 'exact', 'moved' or 'repair(N)', for example 'repair(32)'")
+
+
+def as_anchor(value: str, where: str = "anchor") -> Anchor:
+    """An anchor's name, checked. Raises QueryError."""
+    if value not in get_args(Anchor):
+        raise QueryError(f"{where}: {value!r} is no anchor; known anchors: {', '.join(get_args(Anchor))}")
+    return value  # type: ignore[return-value]

@@ -1,0 +1,191 @@
+"""The span query as a tree of frozen nodes.
+
+A node stores a digest of its whole subtree, made when it is built: equality and hashing cost
+one comparison at any depth. Children are tuples; walks over them are iterative (`ir.walk`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Literal, TypeAlias
+
+from spanflow.ir.fidelity import Anchor, Rung
+
+Role = Literal["system", "user", "assistant"]
+
+#: Put behind each text operand of a `commute` inside a message, its last one too.
+DEFAULT_SEPARATOR = "\n\n"
+
+
+def _digest(tag: str, *parts: bytes) -> bytes:
+    hasher = blake2b(tag.encode(), digest_size=16)
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+class Node:
+    """Base of all nodes; compares and hashes by `digest`."""
+
+    __slots__ = ()
+    digest: bytes
+
+    def __eq__(self, other: object) -> bool:
+        return self.digest == other.digest if isinstance(other, Node) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:  # a node may be 5,000 deep: never recurse
+        return f"<{type(self).__name__} {self.digest.hex()[:8]}>"
+
+
+def _node_digest() -> Any:
+    return field(init=False, repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Text(Node):
+    """Plain text: data, never markup."""
+
+    text: str
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", _digest("text", self.text.encode("utf-8", "surrogatepass")))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Fragment(Node):
+    """A piece of a corpus (F). `metadata` is carried, and is no part of the prompt."""
+
+    text: str
+    id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        about = json.dumps([self.id, dict(self.metadata)], sort_keys=True, default=repr)
+        text = self.text.encode("utf-8", "surrogatepass")
+        object.__setattr__(self, "digest", _digest("fragment", text, about.encode("utf-8", "surrogatepass")))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Message(Node):
+    """A chat message (S, U, A): a role and its parts."""
+
+    role: Role
+    parts: tuple[Node, ...]
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", _digest("message", self.role.encode(), *(p.digest for p in self.parts)))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Seq(Node):
+    """Ordered join (x): associative, not commutative."""
+
+    operands: tuple[Node, ...]
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "digest", _digest("seq", *(o.digest for o in self.operands)))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Commute(Node):
+    """Join (+) whose operands may stand in any order and need not see each other.
+
+    `rung`, `anchor` of None mean the session's default. `associative` says that a judgement over
+    these operands may be taken over parts of them first. `separator` follows each operand that is
+    text inside a message.
+    """
+
+    operands: tuple[Node, ...]
+    rung: Rung | None = None
+    anchor: Anchor | None = None
+    associative: bool = False
+    separator: str = DEFAULT_SEPARATOR
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        options = f"{self.rung}|{self.anchor}|{self.associative}|{self.separator}".encode("utf-8", "surrogatepass")
+        object.__setattr__(self, "digest", _digest("commute", options, *(o.digest for o in self.operands)))
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How one answer is sampled. `max_tokens` of None is the session's default; temperature 0 is greedy.
+
+    `schema` is a JSON Schema as canonical JSON text, or None.
+    """
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    top_p: float = 1.0
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    schema: str | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Generate(Node):
+    """Ask the model (G); its value is an assistant message, or `n` of them inside a commute.
+
+    `reduce` ('tree' or None) and `arity` ask for a tree of judges (see the optimizer's locality pass).
+    Two equal nodes at two places are two samples: identity is the place in the tree.
+    """
+
+    query: Node
+    sampling: Sampling = Sampling()
+    n: int = 1
+    model: str | None = None
+    reduce: Literal["tree"] | None = None
+    arity: int = 2
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        options = repr((self.sampling, self.n, self.model, self.reduce, self.arity)).encode("utf-8", "surrogatepass")
+        object.__setattr__(self, "digest", _digest("generate", options, self.query.digest))
+
+
+Retriever: TypeAlias = Callable[..., Any] | Any
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Retrieve(Node):
+    """Fragments from a corpus (R), answered by `binding.bind`; joined with + by the options given here."""
+
+    retriever: Retriever
+    query: str
+    k: int | None = None
+    rung: Rung | None = None
+    anchor: Anchor | None = None
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        identity = f"{id(self.retriever)}|{self.k}|{self.rung}|{self.anchor}|{self.query}"
+        object.__setattr__(self, "digest", _digest("retrieve", identity.encode("utf-8", "surrogatepass")))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Chat(Node):
+    """Sugar (C): `generate` over the ordered join of messages."""
+
+    messages: tuple[Node, ...]
+    sampling: Sampling = Sampling()
+    digest: bytes = _node_digest()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "digest", _digest("chat", repr(self.sampling).encode("utf-8", "surrogatepass"), *(m.digest for m in self.messages))
+        )
+
+
+#: Every kind of node, for `match` with assert_never.
+Query: TypeAlias = Text | Fragment | Message | Seq | Commute | Generate | Retrieve | Chat
