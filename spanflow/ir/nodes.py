@@ -7,11 +7,12 @@ one comparison at any depth. Children are tuples; walks over them are iterative 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
+from spanflow.errors import QueryError
 from spanflow.ir.fidelity import Anchor, Rung
 
 Role = Literal["system", "user", "assistant"]
@@ -26,6 +27,12 @@ def _digest(tag: str, *parts: bytes) -> bytes:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()
+
+
+def _utf8(text: str, where: str) -> bytes:
+    if not isinstance(text, str):
+        raise QueryError(f"{where} must be text, got {type(text).__name__}")
+    return text.encode("utf-8", "surrogatepass")
 
 
 class Node:
@@ -48,6 +55,16 @@ def _node_digest() -> Any:
     return field(init=False, repr=False, compare=False)
 
 
+def _below(children: Sequence[Node], where: str) -> list[bytes]:
+    for index, child in enumerate(children):
+        if not isinstance(child, Node):
+            raise QueryError(
+                f"{where}[{index}] must be a node of a query, got {type(child).__name__}; "
+                "system(), user(), seq() and the other functions of spanflow turn text and lists into nodes"
+            )
+    return [child.digest for child in children]
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Text(Node):
     """Plain text: data, never markup."""
@@ -56,7 +73,7 @@ class Text(Node):
     digest: bytes = _node_digest()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest("text", self.text.encode("utf-8", "surrogatepass")))
+        object.__setattr__(self, "digest", _digest("text", _utf8(self.text, "Text.text")))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -70,7 +87,7 @@ class Fragment(Node):
 
     def __post_init__(self) -> None:
         about = json.dumps([self.id, dict(self.metadata)], sort_keys=True, default=repr)
-        text = self.text.encode("utf-8", "surrogatepass")
+        text = _utf8(self.text, "Fragment.text")
         object.__setattr__(self, "digest", _digest("fragment", text, about.encode("utf-8", "surrogatepass")))
 
 
@@ -83,7 +100,8 @@ class Message(Node):
     digest: bytes = _node_digest()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest("message", self.role.encode(), *(p.digest for p in self.parts)))
+        role = _utf8(self.role, "Message.role")
+        object.__setattr__(self, "digest", _digest("message", role, *_below(self.parts, "Message.parts")))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -94,7 +112,7 @@ class Seq(Node):
     digest: bytes = _node_digest()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest("seq", *(o.digest for o in self.operands)))
+        object.__setattr__(self, "digest", _digest("seq", *_below(self.operands, "Seq.operands")))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -115,7 +133,7 @@ class Commute(Node):
 
     def __post_init__(self) -> None:
         options = f"{self.rung}|{self.anchor}|{self.associative}|{self.separator}".encode("utf-8", "surrogatepass")
-        object.__setattr__(self, "digest", _digest("commute", options, *(o.digest for o in self.operands)))
+        object.__setattr__(self, "digest", _digest("commute", options, *_below(self.operands, "Commute.operands")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +169,7 @@ class Generate(Node):
 
     def __post_init__(self) -> None:
         options = repr((self.sampling, self.n, self.model, self.reduce, self.arity)).encode("utf-8", "surrogatepass")
-        object.__setattr__(self, "digest", _digest("generate", options, self.query.digest))
+        object.__setattr__(self, "digest", _digest("generate", options, *_below((self.query,), "Generate.query")))
 
 
 Retriever: TypeAlias = Callable[..., Any] | Any
@@ -182,9 +200,8 @@ class Chat(Node):
     digest: bytes = _node_digest()
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "digest", _digest("chat", repr(self.sampling).encode("utf-8", "surrogatepass"), *(m.digest for m in self.messages))
-        )
+        options = repr(self.sampling).encode("utf-8", "surrogatepass")
+        object.__setattr__(self, "digest", _digest("chat", options, *_below(self.messages, "Chat.messages")))
 
 
 #: Every kind of node, for `match` with assert_never.
