@@ -1,0 +1,1 @@
+"""What an author writes queries with."""
