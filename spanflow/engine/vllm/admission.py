@@ -1,0 +1,139 @@
+"""A request with a payload comes in: read it, check it, and decide whether its spans are served or computed in context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from spanflow.engine.vllm.assembly import assemble, effective
+from spanflow.engine.vllm.contract import Request
+from spanflow.engine.vllm.hashing import BlockHasher, source_keys
+from spanflow.engine.vllm.payload import Ask, decode
+from spanflow.engine.vllm.state import SourceState, SpanRequest
+from spanflow.errors import QueryError
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+
+if TYPE_CHECKING:
+    from spanflow.engine.vllm.resolver import Resolver
+
+
+def admit(spans: Resolver, request: Request, payload: Any) -> None:
+    """Make a span request of `request`, before it is queued. A bad payload fails this request alone."""
+    tokens = tuple(request.prompt_token_ids or ())
+    try:
+        ask = decode(payload, tokens)
+        prompt = SpanPrompt(tokens, ask.spans)
+        for number, span in enumerate(prompt.spans):
+            check_anchor(spans, request, prompt, number, span)
+    except QueryError as error:
+        spans.known[request.request_id] = SpanRequest(
+            request, Ask(), SpanPrompt(tokens), answers={"error": str(error)}
+        )
+        spans.refuse(request)
+        return
+    if ask.lease is not None:
+        spans.residency.remember_inner(*tenant(request), prompt.digest)
+    if ask.release:
+        spans.residency.release(prompt.digest)
+    register(spans, request, ask, prompt)
+
+
+def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) -> None:
+    """Hold a request with spans back until they are resolved, or note why they are computed in context."""
+    kept = effective(prompt)
+    state = SpanRequest(request, ask, kept)
+    spans.known[request.request_id] = state
+    if not kept.spans:
+        state.answers["unsupported"] = spans.unsupported
+        return
+    state.exact = why_exact(spans, request, kept)
+    if state.exact:
+        return
+    state.assembly = assemble(kept)
+    state.sources = tuple(
+        SourceState(segment.source, source_keys(request, segment.source, spans.block_size, spans.hash_fn)) for segment in state.assembly.segments
+    )
+    # The request's own hashes must know of the spans before anybody looks its prefix up.
+    request.block_hashes.clear()
+    request._block_hasher = BlockHasher(spans.block_size, spans.hash_fn, kept.spans)
+    request.update_block_hashes()
+    spans.hold(state)
+
+
+def tenant(request: Request) -> tuple[str | None, str | None]:
+    """Salt and adapter: what separates tenants."""
+    return request.cache_salt, request.lora_request.lora_name if request.lora_request else None
+
+
+def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt) -> str:
+    """Why the spans of this request are computed in context, or ''."""
+    params = request.sampling_params
+    if spans.unsupported:
+        return spans.unsupported
+    if request.skip_reading_prefix_cache:
+        return "the request does not read the prefix cache"
+    if params is not None and params.prompt_logprobs is not None:
+        return "log-probabilities of the prompt need every token computed"
+    if request.mm_features or request.prompt_embeds is not None:
+        return "the prompt is not made of token ids alone"
+    if request.resumable:
+        return "the request is a resumable session"
+    for segment in assemble(prompt).segments:
+        source = segment.source
+        if len(source) + 1 > spans.scheduler.max_model_len:
+            return f"a span behind its anchor has {len(source)} tokens, too many for the window of {spans.scheduler.max_model_len}"
+        if source.spans and (why := why_exact(spans, request, source) or why_too_big(spans, source, 1)):
+            return why
+    return why_too_big(spans, prompt, params.max_tokens or 1 if params is not None else 1)
+
+
+def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
+    """Why sources and prompt can't be in the pool together, or ''. Depends on sizes alone, so it is the same each time."""
+    size = spans.block_size
+    needed: dict[bytes, int] = {}
+    largest = -(-(len(prompt) + max_tokens) // size)
+    for segment in assemble(prompt).segments:
+        num_blocks = -(-len(segment.source) // size)
+        needed[segment.source.digest] = num_blocks - segment.source_start // size
+        largest = max(largest, num_blocks + 1)
+    blocks = sum(needed.values()) + largest
+    if blocks > spans.num_blocks:
+        return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"
+    return ""
+
+
+def check_anchor(spans: Resolver, request: Request, prompt: SpanPrompt, number: int, span: Span) -> None:
+    """An anchor must be a part of this prompt, a header of the model's template, or a leased inner prompt.
+
+    Anything else would let a payload put text before the model that the prompt does not show.
+    Raises QueryError.
+    """
+    anchor = span.anchor
+    if span.is_generated:
+        taken = prompt.token_ids[span.start : span.start + (span.num_taken or 0)]
+        inner = SpanPrompt(anchor.token_ids + taken, anchor.spans)
+        if (*tenant(request), inner.digest) in spans.residency.inner_prompts:
+            return
+        raise QueryError(f"span {number} takes over the output of an inner prompt that this tenant never ran under a lease")
+    if anchor == NO_ANCHOR or (not anchor.spans and anchor.token_ids in spans.headers):
+        return
+    before = SpanPrompt(
+        prompt.token_ids[: len(anchor)], tuple(s for s in prompt.spans if s.end <= len(anchor))
+    )
+    if len(anchor) <= span.start and anchor == before:
+        return
+    if not anchor.spans and _within(anchor.token_ids, prompt.token_ids[: span.start]):
+        return
+    raise QueryError(
+        f"span {number} names a foreign anchor of {len(anchor)} tokens: it is neither a part of the prompt before "
+        "the span, nor a header of the chat template, nor a leased prompt"
+    )
+
+
+def _within(needle: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
+    """Whether `needle` stands somewhere in `tokens`."""
+    width = len(needle)
+    return any(
+        tokens[at : at + width] == needle
+        for at in range(len(tokens) - width + 1)
+        if tokens[at] == needle[0]
+    )

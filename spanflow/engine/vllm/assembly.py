@@ -1,0 +1,91 @@
+"""How a prompt with spans is put together: what is moved, what is computed in context, what is left to prefill.
+
+Pure arithmetic on positions; knows neither blocks nor vLLM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from spanflow.lowering.prompt import Span, SpanPrompt
+
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens `[start, end)` of the prompt, moved from position `source_start` of `source` on.
+
+    `source` is the anchor and the span up to its last moved token. `span` is its number, -1 the head.
+    """
+
+    start: int
+    end: int
+    source: SpanPrompt
+    source_start: int
+    span: int
+
+    @property
+    def delta(self) -> int:
+        """By how many positions the keys are rotated."""
+        return self.start - self.source_start
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A prompt as moved segments, ranges to compute in context, and the position where plain prefill goes on."""
+
+    prompt: SpanPrompt
+    segments: tuple[Segment, ...]
+    ranges: tuple[Range, ...]
+    suffix: int
+
+
+def effective(prompt: SpanPrompt) -> SpanPrompt:
+    """The prompt without spans of which nothing would be moved: these are computed in context and are no spans."""
+    kept = tuple(span for span in prompt.spans if moved(span))
+    return prompt if len(kept) == len(prompt.spans) else SpanPrompt(prompt.token_ids, kept)
+
+
+def moved(span: Span) -> Range | None:
+    """The part of a span whose KV is moved: not the repaired tokens, not the last sampled one (it never had KV)."""
+    start, end = span.start + span.repair, span.end - (1 if span.is_generated else 0)
+    return (start, end) if start < end else None
+
+
+def assemble(prompt: SpanPrompt) -> Assembly:
+    """The assembly of an `effective` prompt that has at least one span."""
+    head = prompt.spans[0].start
+    segments = [Segment(0, head, SpanPrompt(prompt.token_ids[:head]), 0, -1)]
+    for number, span in enumerate(prompt.spans):
+        part = moved(span)
+        assert part is not None
+        start, end = part
+        anchor = span.anchor
+        source = effective(SpanPrompt(anchor.token_ids + prompt.token_ids[span.start : end], anchor.spans))
+        segments.append(Segment(start, end, source, len(anchor) + start - span.start, number))
+    ranges = tuple((a.end, b.start) for a, b in pairwise(segments) if a.end < b.start)
+    return Assembly(prompt, tuple(segments), ranges, segments[-1].end)
+
+
+def behind(assembly: Assembly, num_cached: int) -> Assembly:
+    """What is still to do where the first `num_cached` tokens are already there."""
+    if not num_cached:
+        return assembly
+    segments = tuple(
+        Segment(low, s.end, s.source, s.source_start + low - s.start, s.span)
+        for s in assembly.segments
+        if (low := max(s.start, num_cached)) < s.end
+    )
+    ranges = tuple((max(a, num_cached), b) for a, b in assembly.ranges if b > num_cached)
+    return Assembly(assembly.prompt, segments, ranges, max(assembly.suffix, num_cached))
+
+
+def split(ranges: tuple[Range, ...], limit: int) -> tuple[Range, ...]:
+    """The same ranges in pieces of at most `limit` tokens (0: no limit)."""
+    if limit <= 0:
+        return ranges
+    return tuple((low, min(low + limit, end)) for start, end in ranges for low in range(start, end, limit))
+
+

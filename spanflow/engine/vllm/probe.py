@@ -1,0 +1,35 @@
+"""The self-test at start-up: a key rotated to a position must equal the key that the model computed there.
+
+In the first layer a key depends on its token and position alone. A probe's prompt holds the same
+tokens twice, so the keys of the first half, rotated by the distance, must be those of the second.
+That tests layout, rotary style, frequencies and partial rotation on the real cache.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from spanflow.engine.vllm.resolver import Resolver
+
+
+class Probe:
+    """Watches for probe requests that have prefilled, and sends the worker pairs of slots to compare."""
+
+    def __init__(self, spans: Resolver) -> None:
+        self.spans = spans
+        self.sent: set[str] = set()
+
+    def step(self) -> None:
+        """Queue the comparison of each probe once, in the step after its prefill was scheduled."""
+        spans = self.spans
+        for name, state in spans.known.items():
+            request = state.request
+            if not state.ask.probe or name in self.sent or request.num_computed_tokens < request.num_prompt_tokens:
+                continue
+            self.sent.add(name)
+            table = spans.manager.get_blocks(name).get_block_ids()[0]
+            half, size = request.num_prompt_tokens // 2, spans.block_size
+            slots = [table[at // size] * size + at % size for at in range(2 * half)]
+            spans.connector.pending.probes += [(slots[at], slots[at + half], half) for at in range(half)]
+            spans.connector.pending.probes += [(slots[at + half], slots[at], -half) for at in range(half)]

@@ -1,0 +1,367 @@
+"""Resolving: from a waiting request with spans to moves, ranges and a place in vLLM's queue.
+
+For each waiting span request, in the queue's order: are all its sources in the pool, in blocks that
+earlier steps wrote? If not, what is missing is materialised by internal requests put at its place.
+If so, the sources are pinned, the request's blocks allocated, its moves queued for the start of this
+step, and its ranges made virtual requests ahead of it on the queue of block holders.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from spanflow.engine.vllm.admission import register
+from spanflow.engine.vllm.assembly import Assembly, Segment, behind
+from spanflow.engine.vllm.connector import SpanConnector
+from spanflow.engine.vllm.contract import (
+    KVCacheBlock,
+    KVCacheManager,
+    PauseState,
+    Request,
+    SchedulerOutput,
+    get_hash_fn_by_name,
+)
+from spanflow.engine.vllm.families import Families
+from spanflow.engine.vllm.hashing import BlockHasher, tail_key
+from spanflow.engine.vllm.payload import Ask
+from spanflow.engine.vllm.probe import Probe
+from spanflow.engine.vllm.residency import Residency, Tail
+from spanflow.engine.vllm.spawn import internal_request, queue_before
+from spanflow.engine.vllm.state import Family, Internal, SourceState, SpanRequest
+from spanflow.engine.vllm.support import unsupported
+from spanflow.kernels.reference import Move
+from spanflow.lowering.prompt import SpanPrompt
+
+if TYPE_CHECKING:
+    from spanflow.engine.vllm.scheduler import SpanScheduler
+
+#: After so many steps in which the first span request found no memory, plain requests wait behind it.
+_PATIENCE = 100
+
+Found = tuple[list[KVCacheBlock], Tail | None]
+
+
+class Resolver:
+    """The span scheduler's state: known and held requests, internal ones, families, leases and pins."""
+
+    def __init__(self, scheduler: SpanScheduler, connector: SpanConnector) -> None:
+        config = scheduler.vllm_config
+        extra = config.kv_transfer_config.kv_connector_extra_config
+        self.scheduler = scheduler
+        self.connector = connector
+        self.manager: KVCacheManager = scheduler.kv_cache_manager
+        self.block_size = scheduler.block_size
+        self.num_blocks = self.manager.block_pool.num_gpu_blocks - 1
+        self.hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        self.headers = {tuple(header) for header in extra.get("headers", ())}
+        self.unsupported = unsupported(config, scheduler.kv_cache_config)
+        if not self.unsupported and scheduler.hash_block_size != scheduler.block_size:
+            self.unsupported = f"its blocks of {scheduler.block_size} are hashed by {scheduler.hash_block_size} tokens"
+        self.audit_steps = bool(extra.get("audit_steps"))
+        self.residency = Residency(self.manager.block_pool, self.block_size)
+        self.known: dict[str, SpanRequest] = {}
+        self.held: dict[str, SpanRequest] = {}
+        self.internal: dict[str, Internal | Family] = {}
+        connector.internal = self.internal
+        self.by_source: dict[object, str] = {}
+        self.ended: set[str] = set()
+        self.family = Families(self)
+        self.probe = Probe(self)
+        self.counters: Counter[str] = Counter()
+        self._step_pins: list[KVCacheBlock] = []
+        self._reserve: list[KVCacheBlock] = []
+        self._starved = 0
+
+    @property
+    def families(self) -> dict[str, Family]:
+        """Families whose parent has not been scheduled yet, by the parent's name."""
+        return self.family.waiting
+
+    def pinned(self) -> list[KVCacheBlock]:
+        """Blocks that hold a reference of ours."""
+        return self._step_pins + self._reserve
+
+    # Coming and going.
+
+    def hold(self, state: SpanRequest) -> None:
+        """Keep a request from vLLM's own path until it is resolved."""
+        self.held[state.request.request_id] = state
+        self.connector.held.add(state.request.request_id)
+
+    def refuse(self, request: Request) -> None:
+        """Let a request fail by itself: vLLM finishes the requests of this set with an error in its next update."""
+        self.connector.held.add(request.request_id)
+        self.scheduler.grammar_compile_error_reqs.add(request.request_id)
+
+    def dependents(self, names: set[str]) -> set[str]:
+        """What was spawned for these requests alone: members of their families, sources nobody else waits for."""
+        out: set[str] = set()
+        gone = set(names)
+        while True:
+            more = {member for name in gone if name in self.families for member in self.families[name].members}
+            more |= {
+                name
+                for name, internal in self.internal.items()
+                if isinstance(internal, Internal) and internal.waiters and internal.waiters <= gone
+            }
+            more &= self.scheduler.requests.keys()
+            if more <= out:
+                return out
+            out |= more
+            gone |= more
+
+    def gone(self, request: Request) -> None:
+        """A request's blocks are freed: it is finished."""
+        name = request.request_id
+        self.held.pop(name, None)
+        self.connector.held.discard(name)
+        state = self.known.get(name)
+        if state is not None:
+            for tail in state.consumed.values():
+                self.residency.consume(tail)
+        self.family.parent_gone(name)
+        self._leave(name)
+        internal = self.internal.get(name)
+        if isinstance(internal, Internal):
+            self.by_source.pop(internal.source, None)
+        if state is not None or internal is not None:
+            self.ended.add(name)
+
+    def sweep(self) -> None:
+        """Forget what has ended, once its outputs are on their way."""
+        for name in self.ended:
+            self.known.pop(name, None)
+            self.internal.pop(name, None)
+        self.ended.clear()
+
+    def begin_lease(self, request: Request) -> Callable[[], None] | None:
+        """Before a request's blocks are freed: hold its unfilled last block where it is to stay readable.
+
+        Returns what to call once they are freed. Internal sources keep their tail as well.
+        """
+        state = self.known.get(request.request_id)
+        internal = self.internal.get(request.request_id)
+        lease = state.ask.lease if state is not None else None
+        if lease is None and not isinstance(internal, Internal):
+            return None
+        num_kv = min(request.num_computed_tokens, request.num_tokens - (0 if lease is None else 1))
+        if isinstance(internal, Internal):
+            num_kv = min(num_kv, request.num_prompt_tokens)
+        if num_kv < request.num_prompt_tokens:
+            return None
+        if isinstance(internal, Internal):
+            self.residency.remember(internal.source)
+        num_full, rest = divmod(num_kv, self.block_size)
+        if not rest:
+            return None
+        served = state is not None and not state.exact
+        spans = state.prompt.spans if state is not None and served else ()
+        full = request.block_hashes[:num_full]
+        key = tail_key(request, spans, num_kv, self.block_size, full, self.hash_fn)
+        tokens = tuple(request.all_token_ids[num_full * self.block_size : num_kv])
+        block = self.manager.get_blocks(request.request_id).blocks[0][num_full]
+        lease_id = SpanPrompt(tuple(request.prompt_token_ids), state.ask.spans).digest if state is not None else b""
+        self.residency.pin([block])
+        return lambda: self.residency.keep(key, tokens, block, lease, lease_id)
+
+    def forget(self, families: bool) -> None:
+        """Before the cache is reset: no lease, no pin, and if asked no family stays."""
+        self._unreserve()
+        self.residency.clear()
+        if families:
+            self.family.fall_all()
+
+    def settle(self) -> None:
+        """After the cache was reset: members of fallen families that were running are dropped."""
+        self.family.settle()
+
+    def preempted(self, request: Request) -> None:
+        """A preempted member brings its family down; a preempted span request is resolved again."""
+        self.counters["preemptions"] += 1
+        state = self.known.get(request.request_id)
+        if self.family.preempted(request.request_id):
+            return
+        if state is not None and state.assembly is not None:
+            self.hold(state)
+
+    def unregister_unwritten(self, request: Request) -> None:
+        """A request that is preempted in the step that scheduled it leaves hashes on blocks nobody will write."""
+        blocks = self.manager.get_blocks(request.request_id).blocks[0]
+        first = request.num_computed_tokens // self.block_size
+        unwritten = {block.block_id for block in blocks[first:] if block.block_hash is not None}
+        if unwritten:
+            self.manager.block_pool.evict_blocks(unwritten)
+
+    # Each step.
+
+    def resolve(self) -> None:
+        """Resolve what can be resolved now; spawn what is missing for the rest."""
+        self.sweep()
+        self.residency.expire()
+        self.probe.step()
+        if not self.held:
+            return
+        self._unreserve()
+        scheduler = self.scheduler
+        if scheduler.pause_state != PauseState.UNPAUSED:
+            return
+        seats = scheduler.max_num_active_reqs - len(scheduler.running) - len(scheduler.kv_holding_waiting)
+        front = True
+        for request in list(scheduler.waiting):
+            state = self.held.get(request.request_id)
+            if state is None:
+                seats -= request.request_id not in self.connector.held
+                continue
+            if seats <= 0:
+                break
+            if self.family.is_assembling(state):
+                continue
+            hits, num_cached, _ = self.manager.get_computed_blocks(request)
+            assert state.assembly is not None
+            todo = behind(state.assembly, num_cached)
+            found = [self._locate(segment, self._source(state, segment)) for segment in todo.segments]
+            self._note(state, todo, found)
+            if not all(found):
+                self._spawn_missing(state, todo, found, front)
+                if front:
+                    self._hold_back(found)
+                    self._starved = 0
+            elif self._assemble(state, todo, hits, num_cached, found):
+                seats -= 1
+                continue
+            else:
+                self._hold_back(found)
+                self._starved += 1
+                self.connector.closed = self._starved > _PATIENCE
+                return
+            front = False
+        self.connector.closed = False
+
+    def scheduled(self, output: SchedulerOutput) -> None:
+        """After vLLM scheduled: the moves are on their way, so pins end; families are checked."""
+        pins, self._step_pins = self._step_pins, []
+        self.residency.unpin(pins)
+        self.family.scheduled(output)
+        self.counters["scheduled_tokens"] += output.total_num_scheduled_tokens
+        if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
+            raise AssertionError("; ".join(problems))
+
+    def _source(self, state: SpanRequest, segment: Segment) -> SourceState:
+        return state.sources[segment.span + 1]
+
+    def _locate(self, segment: Segment, source: SourceState) -> Found | None:
+        """The blocks that hold a segment, from the one in which it starts, or None where one is missing."""
+        size, keys = self.block_size, source.keys
+        first, last = segment.source_start // size, -(-(segment.source_start + segment.end - segment.start) // size)
+        blocks = self.residency.cached(keys.full[first : min(last, len(keys.full))])
+        if blocks is None:
+            return None
+        if last <= len(keys.full):
+            return blocks, None
+        tail = self.residency.tail(keys.tail_key, keys.tail)
+        return (blocks + [tail.block], tail) if tail is not None else None
+
+    def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
+        """Say, once for each source, whether it was here, is new, or was evicted."""
+        for segment, blocks in zip(todo.segments, found, strict=True):
+            source = self._source(state, segment)
+            if source.status is None:
+                evicted = source.keys.key in self.residency.seen
+                source.status = "hit" if blocks else "evicted" if evicted else "new"
+
+    def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> None:
+        """An internal request for each missing source, unless one is under way.
+
+        A source that was made for this request and lost again is made anew only when the request is the
+        first in the queue (which keeps it): two requests must not evict each other's sources for ever.
+        """
+        for segment, blocks in zip(todo.segments, found, strict=True):
+            source = self._source(state, segment)
+            if blocks is not None:
+                continue
+            name = self.by_source.get(source.keys.key)
+            if name is not None:
+                internal = self.internal[name]
+                assert isinstance(internal, Internal)
+                internal.waiters.add(state.request.request_id)
+            elif front or not source.spawned:
+                source.spawned = True
+                self._spawn(state, source)
+
+    def _spawn(self, state: SpanRequest, source: SourceState) -> None:
+        parent = state.request
+        self.counters["sources"] += 1
+        name = f"spanflow-source-{self.counters['sources']}"
+        hasher = BlockHasher(self.block_size, self.hash_fn, ())
+        request = internal_request(name, source.prompt.token_ids, parent, hasher)
+        self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
+        self.by_source[source.keys.key] = name
+        state.internal_tokens += len(source.prompt)
+        if source.prompt.spans:
+            register(self, request, Ask(spans=source.prompt.spans), source.prompt)
+        queue_before(self.scheduler, request, parent)
+
+    def _assemble(
+        self, state: SpanRequest, todo: Assembly, hits: object, num_cached: int, found: list[Found | None]
+    ) -> bool:
+        """Allocate, queue the moves, and hand parent and ranges to vLLM. False where memory is short."""
+        request, manager = state.request, self.manager
+        pins = [block for item in found if item for block in item[0]]
+        self.residency.pin(pins)
+        placed = manager.allocate_slots(
+            request,
+            request.num_tokens - todo.suffix,
+            num_new_computed_tokens=num_cached,
+            new_computed_blocks=hits,
+            num_external_computed_tokens=todo.suffix - num_cached,
+            delay_cache_blocks=True,
+        )
+        if placed is None:
+            self.residency.unpin(pins)
+            return False
+        self._step_pins += pins
+        table = manager.get_blocks(request.request_id).get_block_ids()[0]
+        for segment, item in zip(todo.segments, found, strict=True):
+            assert item is not None
+            self.connector.pending.moves.append(self._move(segment, item[0], table))
+            if item[1] is not None:
+                state.consumed[id(item[1])] = item[1]
+        moved = sum(segment.end - segment.start for segment in todo.segments)
+        if request.prefill_stats is not None and request.num_preemptions <= 0:
+            request.prefill_stats.set(request.num_prompt_tokens, num_cached, moved)
+        manager.record_prefix_cache_stats(request, num_cached)
+        self.counters["moved_tokens"] += moved
+        request.num_computed_tokens = todo.suffix
+        self.held.pop(request.request_id)
+        self.connector.held.discard(request.request_id)
+        self._leave(request.request_id)
+        self.family.start(state, todo.ranges)
+        return True
+
+    def _move(self, segment: Segment, blocks: list[KVCacheBlock], table: list[int]) -> Move:
+        size = self.block_size
+        return Move(
+            tuple(block.block_id for block in blocks),
+            segment.source_start % size,
+            tuple(table[segment.start // size : -(-segment.end // size)]),
+            segment.start % size,
+            segment.end - segment.start,
+            segment.delta,
+        )
+
+    def _hold_back(self, found: list[Found | None]) -> None:
+        """Pin what the first span request has already, until the next step looks again."""
+        self._reserve = [block for item in found if item for block in item[0]]
+        self.residency.pin(self._reserve)
+
+    def _unreserve(self) -> None:
+        reserve, self._reserve = self._reserve, []
+        self.residency.unpin(reserve)
+
+    def _leave(self, name: str) -> None:
+        """A request waits for sources no more."""
+        for internal in self.internal.values():
+            if isinstance(internal, Internal):
+                internal.waiters.discard(name)

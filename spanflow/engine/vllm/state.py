@@ -1,0 +1,95 @@
+"""What the span scheduler knows of a request, and of the family that computes one assembly."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from spanflow.engine.protocol import SpanReport, SpanStatus
+from spanflow.engine.vllm.assembly import Assembly, Range, moved
+from spanflow.engine.vllm.contract import Request
+from spanflow.engine.vllm.hashing import SourceKeys
+from spanflow.engine.vllm.payload import Ask
+from spanflow.engine.vllm.residency import Tail
+from spanflow.lowering.prompt import SpanPrompt
+
+
+@dataclass(slots=True)
+class SourceState:
+    """One source of a request: its tokens, how it is found, and what became of it."""
+
+    prompt: SpanPrompt
+    keys: SourceKeys
+    status: SpanStatus | None = None
+    spawned: bool = False
+
+
+@dataclass(slots=True)
+class SpanRequest:
+    """A request that came with a payload, or an internal one whose prompt has spans.
+
+    `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
+    context, where they are.
+    """
+
+    request: Request
+    ask: Ask
+    prompt: SpanPrompt
+    exact: str = ""
+    assembly: Assembly | None = None
+    sources: tuple[SourceState, ...] = ()
+    moved_tokens: int = 0
+    internal_tokens: int = 0
+    num_families: int = 0
+    consumed: dict[int, Tail] = field(default_factory=dict)
+    answers: dict[str, object] = field(default_factory=dict)
+
+    def reports(self) -> tuple[SpanReport, ...]:
+        """One report per span of the original prompt."""
+        statuses = dict(zip((s.span for s in self.assembly.segments), self.sources, strict=True)) if self.assembly else {}
+        kept = {span: number for number, span in enumerate(self.prompt.spans)} if self.assembly else {}
+        out = []
+        for span in self.ask.spans:
+            part = moved(span)
+            if self.exact:
+                out.append(SpanReport(span.start, span.end, "unsupported", computed=len(span), why=self.exact))
+            elif part is None:
+                out.append(SpanReport(span.start, span.end, "hit", repaired=len(span), why="repaired whole"))
+            else:
+                state = statuses.get(kept[span])
+                status = (state.status if state else None) or "hit"
+                last = 1 if span.is_generated else 0
+                out.append(SpanReport(span.start, span.end, status, part[1] - part[0], span.repair, last, _why(status)))
+        return tuple(out)
+
+
+def _why(status: SpanStatus) -> str:
+    match status:
+        case "new":
+            return "first seen by this engine"
+        case "evicted":
+            return "its blocks were reused since"
+        case _:
+            return ""
+
+
+@dataclass(slots=True)
+class Family:
+    """A parent and the virtual requests (by name) that compute its ranges in context, in order of position.
+
+    `share_key` names the assembly: equal ones wait for it instead of making their own.
+    """
+
+    parent: Request
+    members: dict[str, Range]
+    share_key: bytes | None = None
+    fallen: bool = False
+
+
+@dataclass(slots=True)
+class Internal:
+    """A request of ours that materialises a source for the span requests in `waiters`."""
+
+    request: Request
+    source: Hashable
+    waiters: set[str]
