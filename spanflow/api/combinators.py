@@ -47,7 +47,12 @@ def fragment(text: str, id: str | None = None, metadata: Mapping[str, Any] | Non
 
 
 def seq(*operands: Operand) -> Seq:
-    """The ordered join (✶) of its operands. Raises QueryError."""
+    """The ordered join (✶) of its operands. Raises QueryError.
+
+    >>> from spanflow import seq, system, user
+    >>> seq(system("Be brief."), user("Why is the sky blue?")).operands[1].role
+    'user'
+    """
     return Seq(as_arguments(operands, "seq"))
 
 
@@ -64,6 +69,14 @@ def commute(
     operand, whose order is kept. `rung` ('exact', 'repair(32)', 'moved') and `anchor` ('header', 'head', 'none') say
     how faithful reuse must be; None is the session's default. `associative=True` says that a judgement over the
     operands may be taken over parts of them first. `separator` follows each operand that is text inside a message.
+
+    >>> from spanflow import commute, user
+    >>> len(commute([user("first"), user("second")]).operands)
+    2
+    >>> commute([])
+    Traceback (most recent call last):
+        ...
+    spanflow.errors.QueryError: commute(): there are no operands; is the list of documents or candidates empty?
     """
     alone = operands[0] if len(operands) == 1 else None
     if alone is None or isinstance(alone, Node | str):
@@ -97,6 +110,10 @@ def generate(
     `max_tokens` of None is the session's default, temperature 0 is greedy, `schema` (a JSON Schema or a pydantic
     model class) makes the answer JSON of that shape. `reduce='tree'` asks to judge the candidates of an associative
     commute in a tree, `arity` at a time. Two equal generates are two samples. Raises QueryError.
+
+    >>> from spanflow import generate, user
+    >>> generate(user("A word for joy?"), max_tokens=4, stop="\\n").sampling.stop
+    ('\\n',)
     """
     options = as_sampling(
         "generate", max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop, seed=seed, schema=schema
@@ -145,6 +162,10 @@ def chat(
 
     A message is a node, a `(role, text)` pair, or a dict with 'role' and 'content'; content is text, a list of
     parts, or a list of `{"type": "text", "text": ...}`.
+
+    >>> from spanflow import chat
+    >>> chat([("user", "Hello"), {"role": "assistant", "content": "Hello!"}, ("user", "Who are you?")]).messages[1].role
+    'assistant'
     """
     options = as_sampling(
         "chat", max_tokens=max_tokens, temperature=temperature, top_p=top_p, stop=stop, seed=seed, schema=schema

@@ -34,6 +34,17 @@ def tree_text(root: Node, max_width: int = 100) -> str:
 
     Lines have at most `max_width` characters (24 at least). Nodes too deep to be indented in half of that show
     their level as a number. Characters that a terminal might act on are escaped.
+
+    >>> from spanflow import commute, fragment, generate, user
+    >>> from spanflow.ir.draw import tree_text
+    >>> documents = commute(fragment("The sky.", id="d1"), fragment("The sea.", id="d2"), rung="moved")
+    >>> print(tree_text(generate(user(documents, "What is blue?"), max_tokens=8)))
+    G max_tokens=8
+    └─ U
+       ├─ + moved
+       │  ├─ F d1 "The sky."
+       │  └─ F d2 "The sea."
+       └─ "What is blue?"
     """
     width = max(max_width, _MIN_WIDTH)
     lines: list[str] = []

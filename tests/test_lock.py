@@ -1,0 +1,110 @@
+"""The locks are plain, complete and consistent with pyproject.toml, and what is left out is left out on purpose."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKS = ("requirements.lock", "requirements-dev.lock")
+LEFT_OUT = set(PROJECT["tool"]["uv"]["exclude-dependencies"])
+#: Installed instead of the CPU's engine, on another machine.
+NOT_LOCKED = {"cuda"}
+
+
+def read(lock: str) -> dict[str, str]:
+    return dict(line.split("==") for line in (ROOT / lock).read_text().splitlines())
+
+
+PINS = {name: pin for lock in LOCKS for name, pin in read(lock).items()}
+
+
+def requirements() -> list[Requirement]:
+    project = PROJECT["project"]
+    extras = [lines for extra, lines in project["optional-dependencies"].items() if extra not in NOT_LOCKED]
+    groups = PROJECT["dependency-groups"].values()
+    return [Requirement(line) for lines in [project["dependencies"], *extras, *groups] for line in lines]
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_lines_are_plain_sorted_pins(lock: str) -> None:
+    lines = (ROOT / lock).read_text().splitlines()
+    assert lines == sorted(set(lines))
+    for line in lines:
+        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*==[0-9][0-9a-z.+]*", line), line
+
+
+def test_no_package_is_pinned_twice() -> None:
+    assert not read(LOCKS[0]).keys() & read(LOCKS[1]).keys()
+
+
+@pytest.mark.parametrize("requirement", requirements(), ids=str)
+def test_each_requirement_is_locked_and_satisfied(requirement: Requirement) -> None:
+    pin = PINS.get(canonicalize_name(requirement.name))
+    assert pin is not None, f"{requirement} is in no lock"
+    assert requirement.specifier.contains(pin, prereleases=True), f"{requirement} is locked as {pin}"
+
+
+def test_the_core_and_the_demo_need_the_first_lock_only() -> None:
+    project = PROJECT["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["cpu"]]
+    lines += project["optional-dependencies"]["retrieval"]
+    first = read(LOCKS[0])
+    assert [line for line in lines if canonicalize_name(Requirement(line).name) not in first] == []
+
+
+def test_no_cuda_build_is_locked() -> None:
+    assert PINS["torch"].endswith("+cpu")
+    assert not [name for name in PINS if re.match(r"nvidia|cuda|triton|cupy", name)]
+
+
+def test_what_is_left_out_is_in_no_lock() -> None:
+    assert LEFT_OUT & PINS.keys() == set()
+
+
+def test_pip_check_could_only_list_what_is_left_out() -> None:
+    """Every requirement of every locked package that is installed here is locked and satisfied, or left out."""
+    asked_for, wrong = set(), []
+    for name in PINS:
+        try:
+            lines = distribution(name).requires or []
+        except PackageNotFoundError:
+            continue
+        for requirement in map(Requirement, lines):
+            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+                continue
+            needed = canonicalize_name(requirement.name)
+            asked_for.add(needed)
+            if needed in LEFT_OUT:
+                continue
+            if needed not in PINS or not requirement.specifier.contains(PINS[needed], prereleases=True):
+                wrong.append(f"{name} {PINS[name]} wants {requirement}, locked is {PINS.get(needed, 'nothing')}")
+    assert wrong == []
+    if all(is_installed(name) for name in PINS):
+        assert LEFT_OUT - asked_for == set(), "nobody asks for these any more"
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return Version(version(name)) == Version(PINS[name])
+    except PackageNotFoundError:
+        return False
+
+
+def test_tests_run_against_the_locked_versions() -> None:
+    installed = {name for name in read(LOCKS[1]) if is_installed(name)}
+    assert installed == read(LOCKS[1]).keys(), "run `python3 tests`: it brings the environment up to date"
+
+
+def test_pythons_agree(environment: object) -> None:
+    low, high = environment.PYTHONS  # type: ignore[attr-defined]
+    assert SpecifierSet(PROJECT["project"]["requires-python"]) == SpecifierSet(f">=3.{low},<3.{high + 1}")
