@@ -124,6 +124,8 @@ def generate(
     if reduce not in (None, "tree"):
         raise QueryError(f"generate(): reduce: expected 'tree' or None, got {reduce!r}")
     name = None if model is None else as_text(model, "generate(): model")
+    if name == "":
+        raise QueryError("generate(): model: an empty name; None means the session's model")
     return Generate(as_node(query, "generate(): query"), options, n, name, reduce, arity)
 
 

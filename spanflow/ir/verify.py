@@ -12,7 +12,7 @@ from spanflow.ir.ranges import MAX_N, check_count, check_sampling, check_text
 from spanflow.ir.walk import ROOT, child_path, children
 
 #: What a message may not hold: it is a message itself, or becomes one.
-_CHAT_LEVEL = {Message: "a message", Generate: "a generate, whose value is a message", Chat: "a chat"}
+_CHAT_LEVEL = {Message: "a message", Generate: "a generate (its value is a message)", Chat: "a chat"}
 _KINDS = get_args(Query)
 
 
