@@ -152,8 +152,13 @@ def _quoted(text: str, width: int) -> str:
 def _escaped(text: str, width: int, escapes: Mapping[str, str] = _ESCAPES) -> str:
     """The text with what a terminal may act on escaped, cut to `width` characters (8 at least) behind an ellipsis."""
     width = max(width, 8)
-    head = "".join(escapes.get(c) or (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text[: width + 1])
+    head = "".join(escapes.get(c) or (c if c.isprintable() else _code(c)) for c in text[: width + 1])
     return _cut(head, width) if len(head) > width else head
+
+
+def _code(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def _cut(line: str, width: int) -> str:
