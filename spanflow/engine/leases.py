@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from spanflow.engine.protocol import EngineRequest, Lease
@@ -45,6 +45,17 @@ class LeaseBook(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def copy(self, drop: Callable[[T], None]) -> LeaseBook[T]:
+        """An independent book of the same leases, which drops to elsewhere."""
+        new = LeaseBook(drop, self._clock)
+        for request_id, held in self._held.items():
+            new._held[request_id] = new._by_key[held.key][request_id] = replace(held, consumed_by=set(held.consumed_by))
+        return new
+
+    def payloads(self) -> list[T]:
+        """What is kept for the leases."""
+        return [held.payload for held in self._held.values()]
 
     def add(self, request: EngineRequest, lease: Lease, sampled: tuple[int, ...], payload: T) -> None:
         """Keep a generation that has just finished."""

@@ -1,0 +1,272 @@
+"""Which KV would be resident: prefix cache, span sources, leases and evictions, in blocks and without tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+
+from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
+from spanflow.engine.context import count_span, in_context, taken_range
+from spanflow.engine.leases import Held, LeaseBook, tenant
+from spanflow.engine.protocol import EngineRequest, SpanReport, SpanStatus
+from spanflow.lowering.prompt import Span, SpanPrompt
+
+
+@dataclass(slots=True)
+class Admission:
+    """One admitted request: its blocks, one report a span, and tokens of the prompt.
+
+    `computed` by its own pass, `cached` from KV (they add up to the prompt), `internal` computed for it by
+    materialising what was missing, filler included.
+    """
+
+    request: EngineRequest
+    prompt: SpanPrompt
+    blocks: list[int]
+    spans: tuple[SpanReport, ...]
+    computed: int
+    cached: int
+    internal: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """The sequence that a span is taken from: `prompt` all of whose tokens have KV, wanted from block `first` on."""
+
+    prompt: SpanPrompt
+    first: int
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one resolved prompt came to; `status` per source."""
+
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+    internal: int = 0
+    status: dict[bytes, SpanStatus] = field(default_factory=dict)
+    leases: list[Held[list[int]]] = field(default_factory=list)
+
+
+class Residency:
+    """The cache of an engine with `num_blocks` blocks of `block_size` tokens.
+
+    Only full blocks are found again. A missing span is computed as anchor + span + filler up to the next
+    block boundary. A prompt reserves the blocks of its answer when it is admitted. Copies of spans
+    inside assembled prompts are evicted before anything else that is cached.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, max_model_len: int, clock: Callable[[], float]) -> None:
+        self.block_size = block_size
+        self.max_model_len = max_model_len
+        self._clock = clock
+        self.pool = BlockPool(num_blocks)
+        self.leases: LeaseBook[list[int]] = LeaseBook(self._free, clock)
+        self.running: dict[str, Admission] = {}
+        self._known: set[tuple[Hashable, bytes]] = set()
+        self._tried: dict[str, _Pass] = {}  # what was made for requests that are still not admitted
+
+    def copy(self) -> Residency:
+        """An independent residency in the same state."""
+        new = Residency(0, self.block_size, self.max_model_len, self._clock)
+        new.pool = self.pool.copy()
+        new.leases = self.leases.copy(new._free)
+        new.running, new._known = self.running.copy(), self._known.copy()
+        new._tried = {
+            request_id: replace(tried, status=tried.status.copy()) for request_id, tried in self._tried.items()
+        }
+        return new
+
+    def admit(self, request: EngineRequest, room: int) -> Admission:
+        """Find, compute and assemble the KV of a prompt, with `room` tokens for its answer. Raises PoolFull."""
+        return self._admit(request, room, {})
+
+    def admit_alone(self, request: EngineRequest, room: int) -> Admission:
+        """Like `admit` where no running request will give blocks back: ends leases, then gives up on spans."""
+        while True:
+            try:
+                return self._admit(request, room, {})
+            except PoolFull as full:
+                if self.leases.end_oldest() is None:
+                    why = f"span and prompt do not fit into the pool together ({full}); raise its size"
+                    return self._admit(request, room, dict.fromkeys(request.prompt.spans, why))
+
+    def withdraw(self, request_id: str) -> None:
+        """A request that was not admitted gives up."""
+        self._tried.pop(request_id, None)
+
+    def finish(self, admission: Admission, sampled: tuple[int, ...] = ()) -> None:
+        """End a request with what it sampled; its full blocks stay to be found, all of them where it is leased."""
+        request, size = admission.request, self.block_size
+        del self.running[request.request_id]
+        tokens = SpanPrompt(admission.prompt.token_ids + sampled[:-1], admission.prompt.spans)
+        self._register(tenant(request), tokens, admission.blocks, None)
+        if request.lease is not None and sampled:
+            kept = -(-len(tokens) // size)
+            self._known.add((tenant(request), tokens.digest))
+            self.leases.add(request, request.lease, sampled, admission.blocks[:kept])
+            self.pool.free(admission.blocks[kept:])
+        else:
+            self.pool.free(admission.blocks)
+
+    def abandon(self, admission: Admission) -> None:
+        """End a request that was left: its blocks are free, the prompt's full ones can still be found."""
+        del self.running[admission.request.request_id]
+        self.pool.free(admission.blocks)
+
+    def play(self, request: EngineRequest, sampled: tuple[int, ...] = ()) -> Admission:
+        """Admit and finish one request, alone: what a plan does with a copy."""
+        admission = self.admit_alone(request, max(1, len(sampled)))
+        self.finish(admission, sampled)
+        return admission
+
+    def reset(self) -> None:
+        """Forget what is cached and all leases; running requests keep their blocks."""
+        self.leases.clear()
+        self._known.clear()
+        self.pool.forget()
+
+    def problems(self) -> list[str]:
+        """What is wrong in the books; must be empty."""
+        holders = [admission.blocks for admission in self.running.values()]
+        return self.pool.problems([*holders, *self.leases.payloads()])
+
+    def _free(self, blocks: list[int]) -> None:
+        self.pool.free(blocks)
+
+    def _admit(self, request: EngineRequest, room: int, refused: dict[Span, str]) -> Admission:
+        owner, prompt = tenant(request), request.prompt
+        refused = {**{span: why for span in prompt.spans if (why := self._too_long(owner, prompt, span))}, **refused}
+        effective = _without(prompt, refused)
+        done = self._tried.pop(request.request_id, _Pass())
+        try:
+            self._resolve(owner, effective, room, None, done)
+        except PoolFull:
+            tried = self._tried[request.request_id] = _Pass(internal=done.internal)
+            tried.status.update((source, status) for source, status in done.status.items() if status != "hit")
+            raise
+        for held in done.leases:
+            self.leases.consume(held, request.request_id)
+        reports = tuple(self._report(prompt, span, refused, done) for span in prompt.spans)
+        cached = len(prompt) - done.computed
+        admission = Admission(request, effective, done.blocks, reports, done.computed, cached, done.internal)
+        self.running[request.request_id] = admission
+        return admission
+
+    def _resolve(self, owner: Hashable, prompt: SpanPrompt, room: int, keep_from: int | None, done: _Pass) -> None:
+        """Give a prompt its blocks: prefix hits, then moves from sources, the rest computed.
+
+        `keep_from`: for internal prompts, the block from which on they are sources and no copies.
+        """
+        size = self.block_size
+        hits: list[int] = []
+        for key in block_keys(owner, prompt, size)[: (len(prompt) - 1) // size]:
+            block = self.pool.find(key)
+            if block is None:
+                break
+            hits.append(block)
+        self.pool.touch(hits)
+        pinned: list[int] = []
+        try:
+            missing = []
+            for span in _taken_from(prompt):
+                if taken_range(span)[1] > len(hits) * size:
+                    found = self._find_source(owner, prompt, span, done)
+                    pinned += found or []
+                    missing += [] if found else [span]
+            for span in missing:  # behind the others, which are safe by now
+                pinned += self._find_source(owner, prompt, span, done) or self._make_source(owner, prompt, span, done)
+            total = -(-(len(prompt) + room) // size)
+            done.blocks = hits + self.pool.take(total - len(hits))
+        except PoolFull:
+            self.pool.free(hits)
+            raise
+        finally:
+            self.pool.free(pinned)
+        flags = in_context(prompt, last=keep_from is None)
+        if prompt.spans:
+            flags[: prompt.spans[0].start] = False  # the head is a source like a span
+        done.computed = int(flags[len(hits) * size :].sum())
+        self._register(owner, prompt, done.blocks, keep_from)
+
+    def _find_source(self, owner: Hashable, prompt: SpanPrompt, span: Span, done: _Pass) -> list[int] | None:
+        """The blocks that a span is moved from, pinned, or None where some are missing."""
+        source = self._source(prompt, span)
+        held = self.leases.find(owner, prompt, span)
+        if held is not None:
+            done.leases.append(held)
+            blocks = held.payload[source.first : -(-len(source.prompt) // self.block_size)]
+        else:
+            keys = block_keys(owner, self._padded(source.prompt), self.block_size)[source.first :]
+            blocks = [block for key in keys if (block := self.pool.find(key)) is not None]
+            if len(blocks) < len(keys):
+                return None
+        done.status.setdefault(source.prompt.digest, "hit")
+        self._known.add((owner, source.prompt.digest))
+        self.pool.touch(blocks)
+        for block in blocks:
+            self.pool.keep(block)
+        return blocks
+
+    def _make_source(self, owner: Hashable, prompt: SpanPrompt, span: Span, done: _Pass) -> list[int]:
+        """Compute a missing source behind its anchor; its blocks, pinned."""
+        source = self._source(prompt, span)
+        known = (owner, source.prompt.digest) in self._known
+        made = _Pass()
+        try:
+            self._resolve(owner, self._padded(source.prompt), 0, source.first, made)
+        finally:
+            done.internal += made.computed + made.internal
+        done.status[source.prompt.digest] = "evicted" if known else "new"
+        blocks = made.blocks[source.first :]
+        self.pool.touch(blocks)
+        self.pool.free(made.blocks)
+        self._known.add((owner, source.prompt.digest))
+        return blocks
+
+    def _source(self, prompt: SpanPrompt, span: Span) -> _Source:
+        tokens = span.anchor.token_ids + prompt.token_ids[span.start : taken_range(span)[1]]
+        anchor = _without(span.anchor, {})
+        return _Source(SpanPrompt(tokens, anchor.spans), len(anchor) // self.block_size)
+
+    def _padded(self, source: SpanPrompt) -> SpanPrompt:
+        """With filler up to a block boundary, so that the last block is full and can be found again."""
+        filler = -len(source) % self.block_size
+        return SpanPrompt(source.token_ids + source.token_ids[-1:] * filler, source.spans)
+
+    def _too_long(self, owner: Hashable, prompt: SpanPrompt, span: Span) -> str:
+        """Why a span's source cannot be made, or ''; a leased one is there already."""
+        num_tokens = len(self._padded(self._source(prompt, span).prompt))
+        if num_tokens <= self.max_model_len or self.leases.find(owner, prompt, span) is not None:
+            return ""
+        return f"anchor, span and filler have {num_tokens} tokens; the window is {self.max_model_len}"
+
+    def _register(self, owner: Hashable, prompt: SpanPrompt, blocks: list[int], keep_from: int | None) -> None:
+        size = self.block_size
+        assembled_from = prompt.spans[0].start if prompt.spans else len(prompt)
+        for index, key in enumerate(block_keys(owner, prompt, size)):
+            is_copy = (index + 1) * size > assembled_from and (keep_from is None or index < keep_from)
+            self.pool.register(blocks[index], key, is_copy=is_copy)
+
+    def _report(self, prompt: SpanPrompt, span: Span, refused: dict[Span, str], done: _Pass) -> SpanReport:
+        if span in refused:
+            return SpanReport(span.start, span.end, "unsupported", computed=len(span), why=refused[span])
+        moved, repaired, computed = count_span(prompt, span)
+        first, end = taken_range(span)
+        why = "nothing of it is moved" if first == end else ""
+        status = done.status.get(self._source(prompt, span).prompt.digest, "hit")
+        return SpanReport(span.start, span.end, status, moved, repaired, computed, why)
+
+
+def _taken_from(prompt: SpanPrompt) -> tuple[Span, ...]:
+    """The spans that need a source, the head among them: its KV too must be there before a span behind it is."""
+    spans = tuple(span for span in prompt.spans if taken_range(span)[0] < taken_range(span)[1])
+    if not spans or not prompt.spans[0].start:
+        return spans
+    return (Span(0, prompt.spans[0].start, SpanPrompt(())), *spans)
+
+
+def _without(prompt: SpanPrompt, refused: dict[Span, str]) -> SpanPrompt:
+    """The prompt without the spans that are refused, and without those of which nothing would be moved."""
+    kept = tuple(s for s in prompt.spans if s not in refused and taken_range(s)[0] < taken_range(s)[1])
+    return prompt if len(kept) == len(prompt.spans) else SpanPrompt(prompt.token_ids, kept)
