@@ -73,7 +73,7 @@ class ChatTemplate:
 
     def headers(self) -> tuple[tuple[int, ...], ...]:
         """The headers of all roles, without duplicates: the anchors that a template gives."""
-        return tuple(dict.fromkeys(self._headers.values()))
+        return tuple(dict.fromkeys(header for header in self._headers.values() if header))
 
     def nonces(self, number: int, texts: Iterable[str] = ()) -> list[str]:
         """Fresh random words that occur in none of the texts, nor in the template."""
@@ -99,14 +99,11 @@ class ChatTemplate:
             rest = _around(self.render(turns, is_asked=False), user)[1]
             before_answer, rest = _around(rest, answer)
             before_user = _around(rest, again)[0]
+            last = _around(self.render(turns[:2], is_asked=False), answer)[1]
         except (QueryError, ValueError):  # one turn only
-            before_answer, before_user = asked, head
+            before_answer, before_user, last = asked, head, ""
         user_closing = self._shared(tail, before_answer)
         self.generation_header = asked.removeprefix(tail) if asked.startswith(tail) else asked[len(user_closing) :]
-        try:
-            last = _around(self.render(turns[:2], is_asked=False), answer)[1]
-        except (QueryError, ValueError):
-            last = before_user
         self.end_of_turn = self._find_end_of_turn(before_user, last)
         self.end_of_turn_id = self.pieces.markers.get(self.end_of_turn)
         answer_closing = self._shared(last, before_user)
