@@ -94,10 +94,10 @@ class PieceTokenizer:
             return
         for found in self._openings.finditer(text):
             start = found.start()
-            for marker in self._by_opening.get(text[start : start + 2], []):
-                if text.startswith(marker, start):
-                    yield start, marker
-                    break
+            known = self._by_opening.get(text[start : start + 2], []) + self._by_opening.get(text[start], [])
+            found_here = next((marker for marker in known if text.startswith(marker, start)), None)
+            if found_here is not None:
+                yield start, found_here
 
     def num_differing(self, left: str, right: str) -> int:
         """How many tokens a cut between two texts changes, against tokenising them in one go; looks 256 characters
