@@ -32,8 +32,8 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
         return
     if ask.lease is not None:
         spans.residency.remember_inner(*tenant(request), prompt.digest)
-    if ask.release:
-        spans.residency.release(prompt.digest)
+    for digest in ask.releases:
+        spans.residency.release((*tenant(request), digest))
     register(spans, request, ask, prompt)
 
 

@@ -4,6 +4,7 @@ Nested containers do not survive the way between processes, and HTTP allows flat
 spans, anchors and the request's flags are laid out one after the other:
 
     VERSION, flags, lease consumers, lease milliseconds,
+    number of released prompts, per prompt three ints of its digest,
     number of anchors, per anchor: number of tokens, tokens, number of spans, spans,
     number of spans of the prompt, spans
 
@@ -24,7 +25,8 @@ from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 KEY = "spanflow"
 VERSION = 1
 
-_LEASE, _AUDIT, _PROBE, _RELEASE = 1, 2, 4, 8
+_LEASE, _AUDIT, _PROBE = 1, 2, 4
+_DIGEST_CUTS = ((0, 6), (6, 11), (11, 16))
 _SPAN_INTS = 5
 _MAX_LEASE_SECONDS = 24 * 3600
 
@@ -33,15 +35,15 @@ _MAX_LEASE_SECONDS = 24 * 3600
 class Ask:
     """What a request asks of the span engine besides its tokens.
 
-    `audit` asks for counts, `probe` for a comparison of moved with recomputed keys, `release` ends
-    the leases of the given prompt; all three are answered in the request's report.
+    `audit` asks for counts and `probe` for a comparison of moved with recomputed keys, both answered in
+    the request's report; `releases` ends the leases of inner prompts, named by their digests.
     """
 
     spans: tuple[Span, ...] = ()
     lease: Lease | None = None
     audit: bool = False
     probe: bool = False
-    release: bool = False
+    releases: tuple[bytes, ...] = ()
 
 
 def encode(ask: Ask) -> list[int]:
@@ -64,11 +66,10 @@ def encode(ask: Ask) -> list[int]:
         return out
 
     spans = flat(ask.spans)
-    flags = (
-        _LEASE * (ask.lease is not None) + _AUDIT * ask.audit + _PROBE * ask.probe + _RELEASE * ask.release
-    )
+    flags = _LEASE * (ask.lease is not None) + _AUDIT * ask.audit + _PROBE * ask.probe
+    releases = [int.from_bytes(digest[a:b], "little") for digest in ask.releases for a, b in _DIGEST_CUTS]
     consumers, millis = (ask.lease.consumers, round(ask.lease.seconds * 1000)) if ask.lease else (0, 0)
-    return [VERSION, flags, consumers, millis, len(index) - 1, *anchors, *spans]
+    return [VERSION, flags, consumers, millis, len(ask.releases), *releases, len(index) - 1, *anchors, *spans]
 
 
 class _Reader:
@@ -94,6 +95,14 @@ class _Reader:
             raise QueryError(f"spans payload: {what} is {value}; allowed are {low} to {high}")
         return value
 
+    def digest(self) -> bytes:
+        """The digest of a released prompt."""
+        parts = []
+        for low, high in _DIGEST_CUTS:
+            value = self.one("digest of a released prompt", 0, 256 ** (high - low) - 1)
+            parts.append(value.to_bytes(high - low, "little"))
+        return b"".join(parts)
+
 
 def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
     """The `Ask` of a payload for a prompt of `token_ids`. Raises QueryError where it does not fit."""
@@ -104,9 +113,10 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
     version = reader.one("version", 0, 2**31)
     if version != VERSION:
         raise QueryError(f"spans payload: version {version}; this engine reads version {VERSION}")
-    flags = reader.one("flags", 0, _LEASE | _AUDIT | _PROBE | _RELEASE)
+    flags = reader.one("flags", 0, _LEASE | _AUDIT | _PROBE)
     consumers = reader.one("lease consumers", 0, 2**20)
     millis = reader.one("lease milliseconds", 0, _MAX_LEASE_SECONDS * 1000)
+    releases = tuple(reader.digest() for _ in range(reader.one("number of released prompts", 0, size)))
     anchors: list[SpanPrompt] = []
 
     def spans(what: str) -> tuple[Span, ...]:
@@ -136,5 +146,5 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
         lease=Lease(consumers, millis / 1000) if flags & _LEASE else None,
         audit=bool(flags & _AUDIT),
         probe=bool(flags & _PROBE),
-        release=bool(flags & _RELEASE),
+        releases=releases,
     )

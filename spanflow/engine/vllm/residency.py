@@ -26,7 +26,7 @@ class Tail:
     tokens: tuple[int, ...]
     block: KVCacheBlock
     lease: Lease | None = None
-    lease_id: bytes = b""
+    lease_id: Hashable = None
     consumers: int = 0
     expires: float = math.inf
     alive: bool = True
@@ -67,7 +67,7 @@ class Residency:
         return None
 
     def keep(
-        self, key: bytes, tokens: tuple[int, ...], block: KVCacheBlock, lease: Lease | None = None, lease_id: bytes = b""
+        self, key: bytes, tokens: tuple[int, ...], block: KVCacheBlock, lease: Lease | None = None, lease_id: Hashable = None
     ) -> None:
         """Remember a block that its request has just freed; the caller's one reference is given up here."""
         tail = Tail(key, tokens, block, lease, lease_id)
@@ -107,8 +107,8 @@ class Residency:
             self.pool.touch([tail.block])
             self.pool.free_blocks([tail.block])
 
-    def release(self, lease_id: bytes) -> None:
-        """End the leases of one inner prompt."""
+    def release(self, lease_id: Hashable) -> None:
+        """End the leases of one inner prompt of one tenant."""
         for tail in [tail for tail in self.leases.values() if tail.lease_id == lease_id]:
             self.end(tail)
 

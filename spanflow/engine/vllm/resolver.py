@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.admission import register
+from spanflow.engine.vllm.admission import register, tenant
 from spanflow.engine.vllm.assembly import Assembly, Segment, behind
 from spanflow.engine.vllm.connector import SpanConnector
 from spanflow.engine.vllm.contract import (
@@ -162,7 +162,10 @@ class Resolver:
         key = tail_key(request, spans, num_kv, self.block_size, full, self.hash_fn)
         tokens = tuple(request.all_token_ids[num_full * self.block_size : num_kv])
         block = self.manager.get_blocks(request.request_id).blocks[0][num_full]
-        lease_id = SpanPrompt(tuple(request.prompt_token_ids), state.ask.spans).digest if state is not None else b""
+        lease_id = None
+        if lease is not None and state is not None:
+            inner = SpanPrompt(tuple(request.prompt_token_ids), state.ask.spans)
+            lease_id = (*tenant(request), inner.digest)
         self.residency.pin([block])
         return lambda: self.residency.keep(key, tokens, block, lease, lease_id)
 

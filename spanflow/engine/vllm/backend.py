@@ -1,0 +1,253 @@
+"""Two ways to run vLLM's engine: `AsyncLLM` in its own process, or `LLMEngine` stepped by a thread of this one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import platform
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import torch
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import KVTransferConfig
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.abstract import Executor
+
+from spanflow.engine.protocol import EngineRequest
+from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError
+
+
+def is_cpu() -> bool:
+    """Whether vLLM runs on the CPU here."""
+    return bool(current_platform.is_cpu())
+
+
+def versions() -> dict[str, str]:
+    """What a measurement should name besides vLLM."""
+    return {"torch": torch.__version__, "python": platform.python_version()}
+
+
+def span_arguments(headers: list[list[int]], audit_steps: bool) -> dict[str, Any]:
+    """The engine arguments that put the span scheduler and its connector into vLLM."""
+    return {
+        "scheduler_cls": "spanflow.engine.vllm.scheduler.SpanScheduler",
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="SpanConnector",
+            kv_connector_module_path="spanflow.engine.vllm.connector",
+            # A producer: as a consumer vLLM would defer the frees of all requests.
+            kv_role="kv_producer",
+            kv_connector_extra_config={"headers": headers, "audit_steps": audit_steps},
+        ),
+    }
+
+
+async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend | StepBackend:
+    """Start the engine. Raises ModelError or EngineUnavailable with vLLM's own last words."""
+    has_spans = "scheduler_cls" in arguments
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            config = AsyncEngineArgs(**arguments)
+            if in_process:
+                return StepBackend(await asyncio.to_thread(_in_process, config), has_spans)
+            return AsyncBackend(AsyncLLM.from_engine_args(config), has_spans)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"vLLM can't load {arguments['model']}: {error}") from error
+    except RuntimeError as error:
+        raise EngineUnavailable(
+            f"vLLM did not start on {arguments['model']}: {error}. Set VLLM_LOGGING_LEVEL=INFO to see its log."
+        ) from error
+
+
+def _in_process(arguments: AsyncEngineArgs) -> LLMEngine:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or vLLM's CPU platform puts the worker into a process
+    config = arguments.create_engine_config()
+    return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+
+
+def sampling_params(request: EngineRequest, extra: dict[str, Any] | None) -> SamplingParams:
+    """vLLM's parameters for a request; answers come in pieces."""
+    sampling = request.sampling
+    return SamplingParams(
+        max_tokens=sampling.max_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        stop=list(sampling.stop) or None,
+        seed=sampling.seed,
+        logprobs=request.logprobs,
+        structured_outputs=StructuredOutputsParams(json=sampling.schema) if sampling.schema else None,
+        extra_args=extra,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
+    return LoRARequest(*lora) if lora else None
+
+
+def _prompt(request: EngineRequest) -> Any:
+    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt.token_ids)}
+    if request.salt is not None:
+        prompt["cache_salt"] = request.salt
+    return prompt
+
+
+class AsyncBackend:
+    """`AsyncLLM`: the engine's core in a process of its own."""
+
+    def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
+        self.engine = engine
+        self.has_spans = has_spans
+        self.tokenizer: Any = engine.get_tokenizer()
+        self.max_model_len: int = engine.model_config.max_model_len
+
+    async def generate(
+        self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
+    ) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs of one request; leaving early aborts it."""
+        params = sampling_params(request, extra)
+        pieces = self.engine.generate(
+            _prompt(request), params, request.request_id, lora_request=_lora(lora), priority=request.priority
+        )
+        try:
+            async for piece in pieces:
+                yield piece
+        except EngineDeadError as error:
+            raise EngineDied(f"vLLM's engine stopped while {request.request_id} was in flight; open a new session") from error
+        except ValueError as error:
+            raise QueryError(f"vLLM refused {request.request_id}: {error}") from error
+        finally:
+            await pieces.aclose()
+
+    async def reset(self) -> bool:
+        """Forget cached KV; running requests start again."""
+        return bool(await self.engine.reset_prefix_cache(reset_running_requests=True))
+
+    async def close(self) -> None:
+        """Stop the process."""
+        with contextlib.redirect_stdout(io.StringIO()):
+            await asyncio.to_thread(self.engine.shutdown)
+
+
+class StepBackend:
+    """`LLMEngine` in this process: one thread adds requests, steps, and hands outputs to the event loop."""
+
+    def __init__(self, engine: LLMEngine, has_spans: bool) -> None:
+        self.engine = engine
+        self.has_spans = has_spans
+        self.tokenizer: Any = engine.get_tokenizer()
+        self.max_model_len: int = engine.model_config.max_model_len
+        self.loop = asyncio.get_running_loop()
+        self.lock = threading.Lock()
+        self.wake = threading.Condition(self.lock)
+        self.queues: dict[str, asyncio.Queue[Any]] = {}
+        self.stopping = False
+        self.failure: BaseException | None = None
+        self.paused = 0
+        self.thread = threading.Thread(target=self._step_for_ever, name="spanflow-engine", daemon=True)
+        self.thread.start()
+
+    async def generate(
+        self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
+    ) -> AsyncGenerator[Any, None]:
+        """vLLM's outputs of one request; leaving early aborts it."""
+        name, queue = request.request_id, asyncio.Queue[Any]()
+        params = sampling_params(request, extra)
+
+        def add() -> None:
+            with self.wake:
+                if self.failure is not None or self.stopping:
+                    raise EngineDied(f"the engine has stopped ({self.failure or 'closed'}); open a new session")
+                self.queues[name] = queue
+                self.engine.add_request(
+                    name, _prompt(request), params, lora_request=_lora(lora), priority=request.priority
+                )
+                self.wake.notify()
+
+        try:
+            await asyncio.to_thread(add)
+        except ValueError as error:
+            self.queues.pop(name, None)
+            raise QueryError(f"vLLM refused {name}: {error}") from error
+        finished = False
+        try:
+            while not finished:
+                piece = await queue.get()
+                if isinstance(piece, BaseException):
+                    raise EngineDied(f"the engine failed while {name} was in flight: {piece}") from piece
+                finished = piece.finished
+                yield piece
+        finally:
+            self.queues.pop(name, None)
+            if not finished:
+                await asyncio.to_thread(self._abort, name)
+
+    def _abort(self, name: str) -> None:
+        with self.wake:
+            self.engine.abort_request([name])
+            self.wake.notify()
+
+    def pause(self) -> None:
+        """Stop stepping, so that a test can look at the scheduler or step by hand with `step`."""
+        with self.wake:
+            self.paused += 1
+
+    def resume(self) -> None:
+        """Go on stepping."""
+        with self.wake:
+            self.paused -= 1
+            self.wake.notify()
+
+    def step(self) -> None:
+        """One step by hand, while paused."""
+        with self.lock:
+            self._step()
+
+    async def reset(self) -> bool:
+        """Forget cached KV; running requests start again."""
+
+        def locked() -> bool:
+            with self.lock:
+                return bool(self.engine.reset_prefix_cache(reset_running_requests=True))
+
+        return await asyncio.to_thread(locked)
+
+    async def close(self) -> None:
+        """Stop the thread and the engine."""
+        with self.wake:
+            self.stopping = True
+            self.wake.notify()
+        await asyncio.to_thread(self.thread.join)
+        self.engine.engine_core.shutdown()
+
+    def _step_for_ever(self) -> None:
+        try:
+            while True:
+                with self.wake:
+                    while not self.stopping and (self.paused or not self._has_work()):
+                        self.wake.wait()
+                    if self.stopping:
+                        return
+                    self._step()
+        except BaseException as error:  # the engine is broken: everybody who waits for it must know
+            self.failure = error
+            for queue in list(self.queues.values()):
+                self.loop.call_soon_threadsafe(queue.put_nowait, error)
+
+    def _has_work(self) -> bool:
+        core: Any = self.engine.engine_core
+        return bool(self.engine.has_unfinished_requests() or core.engine_core.scheduler.has_requests())
+
+    def _step(self) -> None:
+        for piece in self.engine.step():
+            queue = self.queues.get(piece.request_id)
+            if queue is not None:
+                self.loop.call_soon_threadsafe(queue.put_nowait, piece)

@@ -1,0 +1,260 @@
+"""The vLLM engine as the rest of spanflow sees it: start it, stream a request, audit, reset, close."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
+from spanflow.engine.vllm.payload import KEY, Ask, encode
+from spanflow.errors import EngineDied, EngineUnavailable, ModelError, PromptTooLong, QueryError, SpansUnsupported
+from spanflow.lowering.prompt import SpanPrompt
+
+_log = logging.getLogger("spanflow")
+_GIB = 1 << 30
+_REMEMBERED_LEASES = 1 << 14
+
+
+def prepare_environment() -> None:
+    """Settings that vLLM reads when it is imported; what the user set stays. Called at the edge, once."""
+    for name, value in {
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the caller
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_NO_USAGE_STATS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+
+
+class VllmEngine:
+    """An embedded vLLM with the span scheduler; `start` makes one. See `engine.protocol.Engine`."""
+
+    def __init__(self, backend: Any, info: EngineInfo, adapters: Mapping[str, str]) -> None:
+        self._backend = backend
+        self.info = info
+        self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
+        self._leased: OrderedDict[str, tuple[SpanPrompt, str | None, str | None]] = OrderedDict()
+        self._names = itertools.count()
+        self._closed = False
+
+    @classmethod
+    async def start(
+        cls,
+        model: str,
+        *,
+        spans: bool = True,
+        require_spans: bool = False,
+        in_process: bool = False,
+        block_size: int = 32,
+        kv_cache_gib: float = 1.0,
+        max_model_len: int | None = None,
+        adapters: Mapping[str, str] | None = None,
+        progress: Callable[[str], None] | None = None,
+        audit_steps: bool = False,
+        **options: Any,
+    ) -> VllmEngine:
+        """Start vLLM on a model's directory or hub name.
+
+        `spans` False gives stock vLLM, for comparison. `in_process` runs the engine's core in this
+        process (tests, debugging). `adapters` maps names of LoRA adapters to directories.
+        `audit_steps` recounts all references after each step and fails on a difference. Further
+        `options` are vLLM's engine arguments. Raises EngineUnavailable, ModelError, SpansUnsupported.
+        """
+        say = progress or (lambda _: None)
+        prepare_environment()
+        say("loading vLLM")
+        try:
+            from spanflow.engine.vllm import backend, contract
+        except ImportError as error:
+            raise EngineUnavailable(
+                f"vLLM can't be imported ({error}). Install it with: pip install 'spanflow[cpu]' (or [cuda] on a GPU machine)"
+            ) from error
+        if spans:
+            contract.check()
+        arguments: dict[str, Any] = {
+            "model": str(model),
+            "block_size": block_size,
+            "kv_cache_memory_bytes": int(kv_cache_gib * _GIB),
+            "max_model_len": max_model_len,
+            "enable_prefix_caching": True,
+            "enforce_eager": True,
+            "disable_log_stats": True,
+        }
+        if backend.is_cpu():
+            arguments |= {"dtype": "float32", "distributed_executor_backend": "uni"}
+        if adapters:
+            arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": 64}
+        if spans:
+            arguments |= backend.span_arguments(headers=_headers(str(model)), audit_steps=audit_steps)
+        say(f"starting vLLM {contract.version()} on {model}")
+        started = await backend.start(arguments | options, in_process=in_process)
+        info = EngineInfo(
+            "vllm",
+            str(model),
+            started.max_model_len,
+            block_size,
+            "" if spans else "the engine was started without spans",
+            {"vllm": contract.version()} | backend.versions(),
+        )
+        engine = cls(started, info, adapters or {})
+        if spans:
+            try:
+                await engine._probe(require_spans)
+            except BaseException:
+                await engine.close()
+                raise
+        say("ready")
+        return engine
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's Hugging Face tokenizer."""
+        return self._backend.tokenizer
+
+    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        """Run one request; see the protocol."""
+        max_tokens = request.sampling.max_tokens or 1
+        if len(request.prompt) + max_tokens > self.info.max_model_len:
+            raise PromptTooLong(len(request.prompt), max_tokens, self.info.max_model_len)
+        if not len(request.prompt):
+            raise QueryError("the prompt is empty; give it at least one token")
+        ask = Ask(request.prompt.spans, request.lease)
+        wants_payload = not self._is_stock and (ask.spans or ask.lease)
+        if request.lease is not None:
+            self._remember(request)
+        num_completion = 0
+        report = None
+        async for piece in self._run(request, ask if wants_payload else None):
+            report = _report(piece) or report
+            completion = piece.outputs[0]
+            num_completion += len(completion.token_ids)
+            if report is not None and "error" in report[2]:
+                raise QueryError(report[2]["error"])
+            if completion.finish_reason is None:
+                yield EngineOutput(completion.text, tuple(completion.token_ids), _logprobs(completion))
+                continue
+            spans, internal, _ = report or ((), 0, {})
+            usage = Usage(len(request.prompt), num_completion, piece.num_cached_tokens or 0, internal)
+            yield EngineOutput(
+                completion.text,
+                tuple(completion.token_ids),
+                _logprobs(completion),
+                completion.finish_reason,
+                usage,
+                spans,
+                "the engine failed on this request" if completion.finish_reason == "error" else "",
+            )
+
+    async def release(self, request_ids: tuple[str, ...]) -> None:
+        """Give up the leases of these finished requests."""
+        prompts = [found for name in request_ids if (found := self._leased.pop(name, None)) is not None]
+        for tenant in {(salt, adapter) for _, salt, adapter in prompts}:
+            digests = tuple(dict.fromkeys(p.digest for p, *rest in prompts if tuple(rest) == tenant))
+            await self._ask(Ask(releases=digests), salt=tenant[0], adapter=tenant[1])
+
+    async def audit(self) -> Mapping[str, Any]:
+        """Counts and `problems` of the engine's core, also from its own process."""
+        if self._is_stock:
+            return {"problems": []}
+        answer: dict[str, Any] = (await self._ask(Ask(audit=True)))["audit"]
+        return answer
+
+    async def reset(self) -> None:
+        """Forget all cached KV; requests in flight start again."""
+        if not await self._backend.reset():
+            raise EngineUnavailable("the cache could not be reset while requests hold it; wait for them, or abort them")
+
+    async def close(self) -> None:
+        """Stop the engine and its process."""
+        if not self._closed:
+            self._closed = True
+            await self._backend.close()
+
+    @property
+    def _is_stock(self) -> bool:
+        return bool(self.info.spans_unsupported) and not self._backend.has_spans
+
+    async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncIterator[Any]:
+        lora = None
+        if request.adapter is not None:
+            if request.adapter not in self._adapters:
+                known = ", ".join(self._adapters) or "none"
+                raise QueryError(f"unknown adapter {request.adapter!r}; this engine was started with: {known}")
+            lora = (request.adapter, *self._adapters[request.adapter])
+        extra = None if ask is None else {KEY: encode(ask)}
+        pieces = self._backend.generate(request, extra, lora)
+        try:
+            async for piece in pieces:
+                yield piece
+        except EngineDied:
+            self._closed = True
+            raise
+        finally:
+            await pieces.aclose()
+
+    async def _ask(
+        self, ask: Ask, prompt: SpanPrompt | None = None, max_tokens: int = 1, **tenant: str | None
+    ) -> dict[str, Any]:
+        """A request whose answer is its report."""
+        from spanflow.ir.nodes import Sampling
+
+        name = f"spanflow-ask-{next(self._names)}"
+        request = EngineRequest(name, prompt or SpanPrompt((1,)), Sampling(max_tokens), **tenant)  # type: ignore[arg-type]
+        answers: dict[str, Any] = {}
+        async for piece in self._run(request, ask):
+            if report := _report(piece):
+                answers |= report[2]
+        return answers
+
+    async def _probe(self, require_spans: bool) -> None:
+        """Ask the core whether spans are served, once a key rotated on its own cache has been compared."""
+        half = tuple(100 + 7 * at % 89 for at in range(24))
+        answers = await self._ask(Ask(probe=True), SpanPrompt(half + half), max_tokens=4)
+        reason = str(answers.get("unsupported", "the core does not answer the probe"))
+        if not reason:
+            return
+        if require_spans:
+            raise SpansUnsupported(
+                f"spans can't be served exactly for {self.info.model}: {reason}. Use another model or option, "
+                "or open the session without require_spans to run with full attention."
+            )
+        _log.warning("spans run with full attention on %s: %s", self.info.model, reason)
+        from dataclasses import replace
+
+        self.info = replace(self.info, spans_unsupported=reason)
+
+    def _remember(self, request: EngineRequest) -> None:
+        self._leased[request.request_id] = (request.prompt, request.salt, request.adapter)
+        if len(self._leased) > _REMEMBERED_LEASES:
+            self._leased.popitem(last=False)
+
+
+def _headers(model: str) -> list[list[int]]:
+    """The chat template's message headers: the anchors that a payload may name besides parts of its prompt."""
+    from transformers import AutoTokenizer
+
+    from spanflow.lowering.template import ChatTemplate
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"the tokenizer of {model} can't be loaded: {error}") from error
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    return [list(header) for header in ChatTemplate(tokenizer).headers() if header]
+
+
+def _report(piece: Any) -> Any:
+    from spanflow.engine.vllm.report import unpack
+
+    return unpack(piece.kv_transfer_params)
+
+
+def _logprobs(completion: Any) -> tuple[Mapping[int, float], ...]:
+    return tuple({token: value.logprob for token, value in step.items()} for step in completion.logprobs or ())
+
+
