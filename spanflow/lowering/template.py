@@ -89,10 +89,13 @@ class ChatTemplate:
         """Find openings, closings, the header of the answer and the end of turn from a few renderings."""
         user, answer, again = self.nonces(3)
         try:
-            head, tail = _around(self.render([("user", user)], is_asked=False), user)
-            asked = _around(self.render([("user", user)]), user)[1]
-        except (QueryError, ValueError) as error:
+            plain, asked = self.render([("user", user)], is_asked=False), self.render([("user", user)])
+        except QueryError as error:
             raise ModelError(f"the model's chat template cannot render one user message: {error}") from error
+        try:
+            (head, tail), asked = _around(plain, user), _around(asked, user)[1]
+        except ValueError:  # there is no telling its parts: prompts are rendered whole, without spans
+            head = tail = asked = ""
         # A template may write the end of the last message differently: what both ways share is the closing.
         turns: list[tuple[Role, str]] = [("user", user), ("assistant", answer), ("user", again)]
         try:

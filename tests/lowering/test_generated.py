@@ -46,9 +46,7 @@ def test_a_candidate_is_the_header_and_what_was_sampled(chatml: Model) -> None:
     header = chatml.ids("<|im_start|>assistant\n")
     assert lowered.prompt.tokens(span) == header + given.token_ids
     assert span == Span(span.start, span.end, SpanPrompt(given.prompt.token_ids[: -len(header)]), 0, len(header))
-    assert lowered.prompt.token_ids == chatml.joint(
-        ("system", "Judge."), ("assistant", "Paris"), ("user", "Which?")
-    )
+    assert lowered.prompt.token_ids == chatml.joint(("system", "Judge."), ("assistant", "Paris"), ("user", "Which?"))
     assert lowered.sources == (
         SpanSource("$.query.operands[1].operands[0]", "generated", MOVED, "prompt", len(header) + len(given.token_ids)),
     )
@@ -60,10 +58,10 @@ def test_the_source_of_a_candidate_is_what_was_run(free_model: Model) -> None:
     answers = [answer(free_model, "no"), answer(free_model, "Yes, it is.", ended=False), answer(free_model, "a\n\nb")]
     lowered = judge(free_model, *answers)
     assert len(lowered.prompt.spans) == 3
-    for span, given in zip(lowered.prompt.spans, answers, strict=True):
-        run = given.prompt.token_ids + given.token_ids
+    for span, said in zip(lowered.prompt.spans, answers, strict=True):
+        run = said.prompt.token_ids + said.token_ids
         assert span.anchor.token_ids + lowered.prompt.tokens(span) == run
-        assert len(span.anchor) + span.num_taken == len(given.prompt)  # type: ignore[operator]
+        assert len(span.anchor) + span.num_taken == len(said.prompt)  # type: ignore[operator]
 
 
 def test_the_prompt_reads_as_the_conversation(free_model: Model) -> None:
@@ -235,7 +233,7 @@ def test_the_header_ends_where_spans_of_the_inner_prompt_begin(chatml: Model) ->
     inner = SpanPrompt((*chatml.ids("Q"), *header), (Span(1, 3, SpanPrompt((1,))),))
     (span,) = judge(chatml, Generated(inner, chatml.ids("no"), "no")).prompt.spans
     assert span.num_taken == len(header) - 2
-    assert span.anchor == SpanPrompt(inner.token_ids[: 3], inner.spans)
+    assert span.anchor == SpanPrompt(inner.token_ids[:3], inner.spans)
 
 
 def test_candidates_first_of_all(chatml: Model) -> None:

@@ -41,11 +41,9 @@ def gen(query: Node | str = "go", n: int = 1) -> Generate:
 #: punctuation that control tokens are made of.
 PLAIN = st.text(st.sampled_from("ab Zé9.,<>|[]/_\n\n\t  \r'中\u00a0🙂"), max_size=12)
 WORDS = st.text(st.sampled_from("abc de\n.,"), min_size=1, max_size=12).filter(str.strip)
+_SPELT = (
+    *("<|im_start|>", "<|im_end|>", "<|im_", "end|>", "start|>", "<", "[INST]", "[/INST]", "<s>", "</s>", "<bos>"),
+    *("<|eot_id|>", "<|start_header_id|>", "<end_of_turn>", "<think>", "</think>", "<table>", "user\n", " ", "hi"),
+)
 #: Text that spells control tokens, whole, in halves, nested and next to each other.
-MARKED = st.lists(
-    st.sampled_from(
-        ["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "start|>", "<", "[INST]", "[/INST]", "<s>", "</s>", "<bos>"]
-        + ["<|eot_id|>", "<|start_header_id|>", "<end_of_turn>", "<think>", "</think>", "user\n", " ", "hi", "<table>"]
-    ),
-    max_size=6,
-).map("".join)
+MARKED = st.lists(st.sampled_from(_SPELT), max_size=6).map("".join)
