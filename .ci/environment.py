@@ -231,7 +231,8 @@ class _Progress:
                 _say(f"  [{self.count}/{self.total}] {name}")
         elif line.startswith("Installing collected packages"):
             self.end_line()
-            _say(f"  unpacking {len(line.split(', '))} packages")
+            count = len(line.split(", "))
+            _say(f"  unpacking {count} package{'s' if count > 1 else ''}")
 
     def end_line(self) -> None:
         """Leave the rewritten line behind."""
