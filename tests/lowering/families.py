@@ -40,6 +40,7 @@ FAMILIES = {
             "llama3",
             "llama3",
             ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+            added=("\n\n",),  # one token in that family's vocabulary, whatever follows
             bos="<|begin_of_text|>",
             eos="<|eot_id|>",
         ),

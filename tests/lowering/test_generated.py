@@ -19,7 +19,7 @@ from spanflow.lowering.lower import Generated, Lowered, SpanSource
 from spanflow.lowering.prompt import Span, SpanPrompt, span_key
 from spanflow.lowering.template import ChatTemplate
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=20, deadline=None)
 SAMPLED = st.lists(st.integers(0, 999), max_size=6).map(tuple)
 
 

@@ -11,7 +11,7 @@ from lowering.trees import MARKED, PLAIN, bot, gen, plus, seq, sys_, user
 from spanflow.ir.fidelity import EXACT, repair
 from spanflow.ir.nodes import Fragment, Message, Seq, Text
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=20, deadline=None)
 
 
 def alternating(texts: list[str], system: str | None) -> list[tuple[str, str]]:

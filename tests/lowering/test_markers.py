@@ -15,7 +15,7 @@ from spanflow.errors import QueryError
 from spanflow.lowering.pieces import PieceTokenizer, Run
 from spanflow.lowering.template import ChatTemplate
 
-QUICK = settings(max_examples=40, deadline=None)
+QUICK = settings(max_examples=20, deadline=None)
 
 
 def control(model: Model, ids: tuple[int, ...]) -> list[int]:

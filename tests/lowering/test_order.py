@@ -14,7 +14,7 @@ from spanflow.ir.nodes import Node
 from spanflow.lowering.lower import Generated, Lowered
 from spanflow.lowering.prompt import SpanPrompt, span_key
 
-QUICK = settings(max_examples=30, deadline=None)
+QUICK = settings(max_examples=20, deadline=None)
 ANCHORS: st.SearchStrategy[Anchor] = st.sampled_from(["header", "head", "none"])
 TEXTS = st.lists(PLAIN | WORDS | MARKED, min_size=1, max_size=5)
 

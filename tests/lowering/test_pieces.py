@@ -57,7 +57,7 @@ def test_a_sentencepiece_like_tokenizer() -> None:
     assert encoded.token_ids.count(1) == 1
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(left=PLAIN | MARKED, right=PLAIN | MARKED)
 def test_tokens_that_a_cut_changes(chatml: Model, left: str, right: str) -> None:
     number = chatml.template.pieces.num_differing(left, right)
@@ -68,7 +68,7 @@ def test_tokens_that_a_cut_changes(chatml: Model, left: str, right: str) -> None
 
 def test_cuts_are_compared_near_the_cut_only(chatml: Model) -> None:
     pieces = chatml.template.pieces
-    assert pieces.num_differing("a b " * 1000 + "x\n", "\ny" + " c d" * 1000) == pieces.num_differing("x\n", "\ny") > 0
+    assert pieces.num_differing("a b " * 1000, "y" + " c d" * 1000) == pieces.num_differing("b ", "y") > 0
 
 
 def test_markers_are_found_where_they_overlap() -> None:

@@ -193,7 +193,7 @@ def test_white_space_is_trimmed_as_the_template_does(trim: str) -> None:
         assert lowered.prompt.token_ids == model.joint(("user", text), ("assistant", text * 2), ("user", text + "x"))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(texts=st.lists(PLAIN | MARKED, min_size=3, max_size=3))
 @pytest.mark.parametrize(
     "message",
