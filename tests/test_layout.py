@@ -35,9 +35,11 @@ MAY_IMPORT: dict[str, Set[str]] = {
     "plan": {"errors", "ir", "binding", "optimizer", "lowering", "engine", "result"},
     "runner": {"errors", "ir", "binding", "optimizer", "lowering", "engine", "result", "plan"},
 }
-MAY_IMPORT["session"] = MAY_IMPORT.keys() - {"kernels", "cidra"}
-MAY_IMPORT["demo"] = {"", *MAY_IMPORT.keys() - {"kernels", "cidra"}}
-MAY_IMPORT["cli"] = {"", *MAY_IMPORT.keys() - {"kernels", "cidra"}}
+# From here on, everything before but the tensors and their moves, which only engines touch.
+for part in ("compile", "explain", "session"):
+    MAY_IMPORT[part] = MAY_IMPORT.keys() - {"kernels", "cidra"}
+for part in ("demo", "cli"):
+    MAY_IMPORT[part] = {"", *MAY_IMPORT.keys() - {"kernels", "cidra"}}
 
 ANYWHERE = {"numpy"}
 MODELS = {"accelerate", "filelock", "gguf", "safetensors", "tokenizers", "torch", "transformers", "vllm"}
