@@ -11,7 +11,10 @@ from spanflow.api.combinators import assistant, chat, commute, fragment, generat
 from spanflow.errors import (
     EngineDied,
     EngineUnavailable,
+    GenerationFailed,
+    GenerationTimeout,
     ModelError,
+    OptimizerError,
     PromptTooLong,
     QueryError,
     SpanflowError,
@@ -25,7 +28,10 @@ if TYPE_CHECKING:
 __all__ = [
     "EngineDied",
     "EngineUnavailable",
+    "GenerationFailed",
+    "GenerationTimeout",
     "ModelError",
+    "OptimizerError",
     "PromptTooLong",
     "QueryError",
     "Rung",

@@ -1,8 +1,21 @@
 """The errors a caller can meet; each is also the built-in kind it is closest to."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
 
 class SpanflowError(Exception):
-    """Base of every error that spanflow raises on purpose."""
+    """Base of every error that spanflow raises on purpose.
+
+    Where a run failed, `partial` has the results of the generations that were done, by their paths; where several
+    queries ran together, `results` has one entry each, None where there is none.
+    """
+
+    partial: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+    results: tuple[Any, ...] = ()
 
 
 class QueryError(SpanflowError, ValueError):
@@ -43,3 +56,15 @@ class EngineUnavailable(SpanflowError, RuntimeError):
 
 class EngineDied(SpanflowError, RuntimeError):
     """The engine stopped while requests were in flight."""
+
+
+class GenerationFailed(SpanflowError, RuntimeError):
+    """The engine gave no answer to one generation of a query; the message says which."""
+
+
+class GenerationTimeout(SpanflowError, TimeoutError):
+    """One generation took longer than it was given; the message says which."""
+
+
+class OptimizerError(SpanflowError, RuntimeError):
+    """A rule set that does not come to rest, or that broke a query; a fault of the rules, not of the query."""

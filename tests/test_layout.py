@@ -38,7 +38,7 @@ MAY_IMPORT: dict[str, Set[str]] = {
 # From here on, everything before but the tensors and their moves, which only engines touch.
 for part in ("compile", "explain", "session"):
     MAY_IMPORT[part] = MAY_IMPORT.keys() - {"kernels", "cidra"}
-for part in ("demo", "cli"):
+for part in ("demo", "doctor", "cli"):
     MAY_IMPORT[part] = {"", *MAY_IMPORT.keys() - {"kernels", "cidra"}}
 
 ANYWHERE = {"numpy"}

@@ -1,0 +1,228 @@
+"""What a query becomes and what it would cost, before anything runs: data first, text second."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from spanflow.compile import Compiled
+from spanflow.engine.context import count_span, in_context, source_key
+from spanflow.errors import QueryError
+from spanflow.ir.draw import tree_text
+from spanflow.ir.fidelity import Rung
+from spanflow.lowering.lower import Generated, Lowered, lower
+from spanflow.lowering.prompt import SpanPrompt
+from spanflow.lowering.template import ChatTemplate
+from spanflow.plan.graph import Generation, Plan
+from spanflow.runner.options import RunOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Tokens of a prompt: `moved` from elsewhere, `repaired` (of spans, computed again in context), `computed` in all
+    (repaired ones too), and `internal`: computed beside the prompt, for spans that are nowhere yet."""
+
+    moved: int
+    repaired: int
+    computed: int
+    internal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedSpan:
+    """A span of a prompt: tokens `[start, end)`, the path of its operand, and how it is computed."""
+
+    path: str
+    start: int
+    end: int
+    rung: Rung
+    anchor: Literal["header", "head", "none", "prompt"]
+    kind: Literal["text", "generated"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedGeneration:
+    """One generate, with what is known of its prompt.
+
+    `num_inner` counts the answers that its prompt waits for: then `num_tokens`, `spans` and the costs are of what is
+    known, and `num_tokens` is None where nothing can be said (`notes` say why). `is_leased`: its answer's KV is kept
+    for the prompt that reads it. `all_hit` and `all_new` are the costs when all spans are there, and when none is;
+    prefix hits are not counted.
+    """
+
+    path: str
+    stage: int
+    num_samples: int
+    seeds: tuple[int, ...]
+    max_tokens: int
+    num_inner: int
+    is_leased: bool
+    num_tokens: int | None
+    spans: tuple[ExplainedSpan, ...]
+    all_hit: Cost | None
+    all_new: Cost | None
+    num_tokens_differing: int
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """A query taken apart; `str()` of it is for people.
+
+    `tree` is the drawing of the query as it runs. `window` is the model's, in tokens, where it is known.
+    `spans_unsupported` says why the engine serves no spans; then all of it runs with full attention.
+    """
+
+    tree: str
+    generations: tuple[ExplainedGeneration, ...]
+    window: int | None
+    spans_unsupported: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        plain = asdict(self)
+        for generation in plain["generations"]:
+            for span in generation["spans"]:
+                span["rung"] = str(Rung(**span["rung"]))
+        return plain
+
+    def __str__(self) -> str:
+        lines = [self.tree, ""]
+        if self.spans_unsupported:
+            lines += [f"spans run with full attention: {self.spans_unsupported}", ""]
+        for generation in self.generations:
+            lines += [*_describe(generation, self.window), ""]
+        return "\n".join(lines[:-1])
+
+
+def explain(
+    compiled: Compiled,
+    template: ChatTemplate,
+    options: RunOptions,
+    *,
+    window: int | None,
+    spans_unsupported: str = "",
+) -> Explanation:
+    """Explain a compiled query. Raises QueryError for a generation that cannot be lowered and waits for nothing."""
+    plan = compiled.plan
+    stages = {generation.path: number for number, stage in enumerate(plan.stages()) for generation in stage}
+    first = [generation for generation in plan.order if generation.index == 0]
+    explained = tuple(_explain(plan, g, stages[g.path], template, options, window) for g in first)
+    return Explanation(tree_text(compiled.tree), explained, window, spans_unsupported)
+
+
+def _explain(
+    plan: Plan, generation: Generation, stage: int, template: ChatTemplate, options: RunOptions, window: int | None
+) -> ExplainedGeneration:
+    node = generation.node
+    num_inner = plan.num_inner(generation.key)
+    lowered, notes = _lower_known(plan, generation, template, options)
+    prompt = None if lowered is None else lowered.prompt
+    max_tokens = node.sampling.max_tokens or options.max_tokens
+    if prompt is not None and window is not None:
+        room = window - len(prompt)
+        if room < (node.sampling.max_tokens or 1):
+            notes += (f"{generation.path}: too long: {len(prompt)} tokens and {max_tokens} more of {window}",)
+        elif node.sampling.max_tokens is None:
+            max_tokens = min(max_tokens, room)
+    seeds = [sample.seed for sample in plan.samples(generation.path) if sample.seed is not None]
+    return ExplainedGeneration(
+        path=generation.path,
+        stage=stage,
+        num_samples=node.n,
+        seeds=tuple(seeds),
+        max_tokens=max_tokens,
+        num_inner=num_inner,
+        is_leased=generation.is_leased,
+        num_tokens=None if prompt is None else len(prompt),
+        spans=() if lowered is None else _spans(lowered),
+        all_hit=None if prompt is None else predict(prompt, are_there=True),
+        all_new=None if prompt is None else predict(prompt, are_there=False),
+        num_tokens_differing=0 if lowered is None else lowered.num_tokens_differing,
+        notes=notes,
+    )
+
+
+def _lower_known(
+    plan: Plan, generation: Generation, template: ChatTemplate, options: RunOptions
+) -> tuple[Lowered | None, tuple[str, ...]]:
+    """The prompt with nothing in the places of answers that are not there yet."""
+    path = generation.path
+    silence = Generated(SpanPrompt((0,)), (), "")
+    generated = {inner: (silence,) * len(plan.samples(inner)) for inner in plan.inner[path]}
+    try:
+        lowered = lower(
+            generation.node.query,
+            template,
+            generated=generated,
+            rung=options.rung,
+            anchor=options.anchor,
+            path=f"{path}.query",
+        )
+    except QueryError as error:
+        if not generated:
+            raise
+        return None, (f"nothing is known of this prompt before its answers are there: {error}",)
+    return lowered, lowered.notes
+
+
+def _spans(lowered: Lowered) -> tuple[ExplainedSpan, ...]:
+    return tuple(
+        ExplainedSpan(source.path, span.start, span.end, source.rung, source.anchor, source.kind)
+        for span, source in zip(lowered.prompt.spans, lowered.sources, strict=True)
+    )
+
+
+def predict(prompt: SpanPrompt, *, are_there: bool) -> Cost:
+    """What a prompt costs when the KV of all its spans is there, or when none of it is.
+
+    A span that stands in the prompt twice is computed once; an engine adds filler up to the end of a block to each
+    span that it computes.
+    """
+    counts = [count_span(prompt, span) for span in prompt.spans]
+    moved = sum(count[0] for count in counts)
+    repaired = sum(count[1] for count in counts)
+    computed = int(in_context(prompt).sum())
+    if are_there:
+        return Cost(moved, repaired, computed)
+    missing: Mapping[bytes, int] = {
+        source_key(prompt, span): len(span.anchor) + len(span)
+        for span, count in zip(prompt.spans, counts, strict=True)
+        if count[0]
+    }
+    return Cost(moved, repaired, computed, sum(missing.values()))
+
+
+def _describe(generation: ExplainedGeneration, window: int | None) -> list[str]:
+    samples = "" if generation.num_samples == 1 else f", {generation.num_samples} samples"
+    head = f"stage {generation.stage}  {generation.path}: at most {generation.max_tokens} tokens{samples}"
+    if generation.seeds:
+        shown = ", ".join(map(str, generation.seeds[:3])) + (", ..." if len(generation.seeds) > 3 else "")
+        head += f", seed {shown}" if generation.num_samples == 1 else f", seeds {shown}"
+    lines = [head]
+    if generation.num_tokens is not None:
+        size = f"prompt: {generation.num_tokens} tokens" + ("" if window is None else f" of {window}")
+        lines.append(f"  {size}{_waits(generation.num_inner)}")
+    elif generation.num_inner:
+        lines.append(f"  prompt: unknown{_waits(generation.num_inner)}")
+    for span in generation.spans:
+        behind = "behind nothing" if span.anchor == "none" else f"behind the {span.anchor}"
+        lines.append(f"  span [{span.start}, {span.end}) {span.rung}, {behind}, {span.kind}: {span.path}")
+    for name, cost in (("all spans there", generation.all_hit), ("all spans new", generation.all_new)):
+        if cost is not None and generation.spans:
+            beside = f", {cost.internal} beside it" if cost.internal else ""
+            lines.append(
+                f"  {name}: {cost.moved} moved, {cost.computed} computed ({cost.repaired} of them repaired){beside}"
+            )
+    if generation.is_leased:
+        lines.append("  its KV is kept for the prompt that reads it")
+    if generation.num_tokens_differing:
+        lines.append(f"  {generation.num_tokens_differing} tokens differ from a tokenisation in one go")
+    return lines + [f"  note: {note}" for note in generation.notes]
+
+
+def _waits(num_inner: int) -> str:
+    if not num_inner:
+        return ""
+    return f", and what {num_inner} inner generation{'s' if num_inner > 1 else ''} will say"
