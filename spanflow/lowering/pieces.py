@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -13,6 +14,8 @@ from spanflow.errors import QueryError
 #: Put before a piece that does not begin the prompt, where the tokenizer would add a space to it.
 _GUARDS = ("\n", ".", "a")
 _SAMPLES = ("a", "Hello", "7", "(", "é")
+#: Texts of up to so many characters are remembered with their ids, and so many of them.
+_MAX_REMEMBERED, _NUM_REMEMBERED = 8192, 2048
 _is_data = attrgetter("is_data")
 
 
@@ -56,6 +59,8 @@ class PieceTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
+        # The same headers and documents come again and again.
+        self._remembered = lru_cache(_NUM_REMEMBERED)(self._read)
         self.markers: Mapping[str, int] = {t: i for t, i in added_tokens(tokenizer).items() if not is_blank(t)}
         self._marker_ids = frozenset(self.markers.values())
         self._by_opening: dict[str, list[str]] = {}
@@ -154,6 +159,9 @@ class PieceTokenizer:
             )
 
     def _plain(self, text: str) -> tuple[int, ...]:
+        return self._remembered(text) if len(text) <= _MAX_REMEMBERED else self._read(text)
+
+    def _read(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
     def _guarded(self, text: str) -> tuple[int, ...]:

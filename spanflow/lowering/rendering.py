@@ -6,14 +6,13 @@ could contain; then the real messages are rendered too, and what was taken apart
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Role
 from spanflow.lowering.conversation import Chunk, Turn
-from spanflow.lowering.template import ChatTemplate
+from spanflow.lowering.template import NONCE, ChatTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +46,7 @@ class Rendering:
 
     def split_answers(self, text: str) -> list[str | Chunk]:
         """The text cut at the nonces of answers, with the answers in their places."""
-        if not self.answers:
-            return [text] if text else []
-        parts = re.split(f"({'|'.join(self.answers)})", text)
-        return [self.answers.get(part, part) for part in parts if part]
+        return [self.answers.get(part, part) for part in _split(text, self.answers) if part]
 
 
 def take_apart(template: ChatTemplate, turns: Sequence[Turn], path: str) -> Rendering:
@@ -74,10 +70,9 @@ def _note_answers(parting: _Parting, answers: Mapping[str, Chunk]) -> tuple[str,
     if not answers:
         return ()
     spoken = {nonce: chunk.answer.text.strip() for nonce, chunk in answers.items() if chunk.answer is not None}
-    pattern = re.compile("|".join(spoken))
 
     def speak(text: str) -> str:
-        return pattern.sub(lambda found: spoken[found[0]], text)
+        return "".join(spoken.get(part, part) for part in _split(text, spoken))
 
     try:
         same = parting.render([speak(content) for content in parting.contents]) == speak(parting.real)
@@ -91,6 +86,17 @@ def _note_answers(parting: _Parting, answers: Mapping[str, Chunk]) -> tuple[str,
     )
 
 
+def _split(text: str, nonces: Container[str]) -> list[str]:
+    """The text cut at its nonces: what is between them, and they, in turn."""
+    parts: list[str] = []
+    position = 0
+    for found in NONCE.finditer(text):
+        if found[0] in nonces:
+            parts += [text[position : found.start()], found[0]]
+            position = found.end()
+    return [*parts, text[position:]]
+
+
 class _Parting:
     """One attempt to take a rendering apart."""
 
@@ -102,8 +108,6 @@ class _Parting:
         self.contents = contents
         self._roles = roles
         self._index = {nonce: i for i, nonce in enumerate(nonces)}
-        self._pattern = re.compile(f"({'|'.join(nonces)})")
-        self._cores = [content.strip() for content in contents]
         self._leads = [content[: len(content) - len(content.lstrip())] for content in contents]
         self._trails = [content[len(content.rstrip()) :] if content.strip() else "" for content in contents]
         self._nonces = nonces
@@ -144,7 +148,7 @@ class _Parting:
         return Rendering(tuple(gaps), tuple(slots), {})
 
     def _split(self, rendered: str) -> tuple[list[str], list[int]]:
-        parts = self._pattern.split(rendered)
+        parts = _split(rendered, self._index)
         return parts[0::2], [self._index[nonce] for nonce in parts[1::2]]
 
     def give_up(self, why: str) -> Rendering:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, get_args
@@ -10,6 +11,8 @@ from spanflow.errors import ModelError, QueryError
 from spanflow.ir.nodes import Role
 from spanflow.lowering.pieces import PieceTokenizer, num_shared
 
+#: What `ChatTemplate.nonces` makes. No two of them overlap: the first letter is no hexadecimal digit.
+NONCE = re.compile("n[0-9a-f]{32}")
 ROLES: tuple[Role, ...] = get_args(Role)
 
 

@@ -90,10 +90,18 @@ def base(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(scope="session", params=list(FAMILIES))
-def model(request: pytest.FixtureRequest, base: str, make_model: Callable[[str, str], Model]) -> Model:
+def _cases(*, free: bool = False) -> list[Any]:
+    """(base, family) pairs; the variants of a family run on the tiny tokenizer only."""
+    names = [name for name, family in FAMILIES.items() if not (free and family.takes_turns)]
+    main = [name for name in names if name == FAMILIES[name].template]
+    on_tiny = [pytest.param(("tiny", name), id=f"{name}-tiny") for name in names]
+    return on_tiny + [pytest.param(("model", name), id=f"{name}-model", marks=pytest.mark.torch) for name in main]
+
+
+@pytest.fixture(scope="session", params=_cases())
+def model(request: pytest.FixtureRequest, make_model: Callable[[str, str], Model]) -> Model:
     """Each family on each base."""
-    return make_model(base, request.param)
+    return make_model(*request.param)
 
 
 @pytest.fixture(scope="session")
@@ -106,7 +114,7 @@ def llama3(base: str, make_model: Callable[[str, str], Model]) -> Model:
     return make_model(base, "llama3")
 
 
-@pytest.fixture(scope="session", params=[name for name, family in FAMILIES.items() if not family.takes_turns])
-def free_model(request: pytest.FixtureRequest, base: str, make_model: Callable[[str, str], Model]) -> Model:
+@pytest.fixture(scope="session", params=_cases(free=True))
+def free_model(request: pytest.FixtureRequest, make_model: Callable[[str, str], Model]) -> Model:
     """Families that let roles follow each other as they like."""
-    return make_model(base, request.param)
+    return make_model(*request.param)

@@ -93,6 +93,14 @@ def test_a_commute_inside_an_operand_is_its_text(model: Model) -> None:
     assert model.spans(lowered) == ["xy; z; w\n\n", "aa\n\n"]
 
 
+def test_a_commute_inside_a_message_that_is_an_operand_is_its_text(free_model: Model) -> None:
+    lowered = free_model.lower(seq(sys_("s"), plus(user("x", plus("y", "z", rung=MOVED)), user("aa")), user("Q")))
+    assert len(lowered.prompt.spans) == 2
+    content = "xy\n\nz\n\n" if free_model.family.name != "llama3" else "xy\n\nz"  # a whole message is trimmed alike
+    template = free_model.template
+    assert free_model.spans(lowered)[0] == template.opening["user"] + content + template.closing["user"]
+
+
 def test_a_commute_in_a_commute_is_flattened(model: Model) -> None:
     flat = model.lower(user("D:", plus("a", "b", "c", "d"), "Q"))
     nested = model.lower(user("D:", plus(plus("a", plus("b")), plus("c"), "d"), "Q"))
