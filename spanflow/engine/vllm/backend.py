@@ -8,6 +8,7 @@ import io
 import os
 import platform
 import threading
+import warnings
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -54,7 +55,8 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
     """Start the engine. Raises ModelError or EngineUnavailable with vLLM's own last words."""
     has_spans = "scheduler_cls" in arguments
     try:
-        with contextlib.redirect_stdout(io.StringIO()):
+        # vLLM's own deprecations at start-up are not the caller's.
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
             config = AsyncEngineArgs(**arguments)
             if in_process:
                 return StepBackend(await asyncio.to_thread(_in_process, config), has_spans)
@@ -70,6 +72,8 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
 def _in_process(arguments: AsyncEngineArgs) -> LLMEngine:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or vLLM's CPU platform puts the worker into a process
     config = arguments.create_engine_config()
+    if arguments.async_scheduling:  # the CPU platform switches it off; asked for by name it stays
+        config.scheduler_config.async_scheduling = True
     return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
 
 
@@ -104,7 +108,7 @@ class AsyncBackend:
     """`AsyncLLM`: the engine's core in a process of its own."""
 
     def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
-        self.engine = engine
+        self.engine: Any = engine
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
         self.max_model_len: int = engine.model_config.max_model_len
@@ -133,8 +137,9 @@ class AsyncBackend:
 
     async def close(self) -> None:
         """Stop the process."""
+        engine, self.engine = self.engine, None
         with contextlib.redirect_stdout(io.StringIO()):
-            await asyncio.to_thread(self.engine.shutdown)
+            await asyncio.to_thread(engine.shutdown)
 
 
 class StepBackend:

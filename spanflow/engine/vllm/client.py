@@ -26,6 +26,7 @@ def prepare_environment() -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, in the engine's own process
     }.items():
         os.environ.setdefault(name, value)
 

@@ -273,6 +273,7 @@ class Resolver:
             if source.status is None:
                 evicted = source.keys.key in self.residency.seen
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
+                self.residency.remember(source.keys.key)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> None:
         """An internal request for each missing source, unless one is under way.

@@ -1,0 +1,269 @@
+"""Spans on the default configuration, the engine in a process of its own, against the oracle."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from vllm_rig import TEXTS, Judge, Rig, difference, generate_candidates, probability_difference
+
+from spanflow.errors import PromptTooLong, QueryError
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture(scope="module")
+def rig(start_rig: Any) -> Rig:
+    return start_rig()
+
+
+@pytest.mark.parametrize("position", [1, 31, 32, 33, 500, 4000])
+def test_a_span_prepared_at_0_is_used_anywhere(rig: Rig, judge: Judge, position: int) -> None:
+    document = rig.document(0)
+    filler = (rig.encode("\n") + rig.encode(TEXTS[1]) * (position // 20 + 1))[:position]
+    ids = (*filler, *document, *rig.encode("\nSo?"), *rig.answer_header)
+    prompt = SpanPrompt(ids, (Span(position, position + len(document), NO_ANCHOR),))
+    judge.check(rig.one(prompt))
+
+
+def test_cold_equals_prepared_equals_repeated(rig: Rig, judge: Judge) -> None:
+    rig.reset()
+    prompt = rig.prompt([rig.document(n) for n in range(3)], repair=8)
+    cold, warm, again = rig.one(prompt), rig.one(prompt), rig.one(prompt)
+    assert cold.statuses == ["new"] * 3
+    assert warm.statuses == ["hit"] * 3
+    assert difference(cold, warm) < 1e-5
+    assert difference(cold, again) < 1e-5
+    rig.reset()
+    evicted = rig.one(prompt)
+    assert evicted.statuses == ["evicted"] * 3
+    assert difference(cold, evicted) < 1e-5
+    judge.check(cold)
+
+
+def test_what_stood_before_leaves_no_trace(rig: Rig, judge: Judge) -> None:
+    rig.reset()
+    one, two, three = (rig.document(n) for n in range(3))
+    prompts = [rig.prompt([one, two]), rig.prompt([three, two], repair=4), rig.prompt([two, one], "Where?")]
+    judge.check(*[rig.one(prompt) for prompt in prompts])
+
+
+def test_one_span_twice_and_one_span_at_two_offsets_at_once(rig: Rig, judge: Judge) -> None:
+    rig.reset()
+    one, two = rig.document(3), rig.document(4)
+    prompts = [rig.prompt([one, one]), rig.prompt([two, one]), rig.prompt([one, two], repair=5)]
+    judge.check(*rig.ask(*prompts))
+
+
+@pytest.mark.parametrize("repair", [0, 1, 16, 10_000])
+@pytest.mark.parametrize("anchor", ["header", "head", "none"])
+def test_rungs_and_anchors(rig: Rig, judge: Judge, anchor: str, repair: int) -> None:
+    documents = [rig.document(n, 2) for n in (5, 6, 7)]
+    head = rig.prompt([]).token_ids
+    start = rig.prompt(documents).spans[0].start
+    behind = {"header": None, "head": SpanPrompt(head[:start]), "none": NO_ANCHOR}[anchor]
+    answer = rig.one(rig.prompt(documents, repair=repair, anchor=behind))
+    judge.check(answer)
+    if repair == 10_000:
+        judge.check(rig.one(rig.prompt(documents)), tolerance=10.0)
+        assert judge.distance(answer, SpanPrompt(answer.prompt.token_ids)) < 1e-4
+
+
+def test_short_spans_share_a_block(rig: Rig, judge: Judge) -> None:
+    words = [tuple(rig.encode(word)) for word in (" red", " green apple", " blue", " a long grey road")]
+    judge.check(*rig.ask(rig.prompt(words), rig.prompt(words[::-1], repair=1)))
+
+
+def test_the_question_before_the_documents(rig: Rig, judge: Judge) -> None:
+    lead = rig.encode("<|im_start|>user\nWhere does the ferry go?<|im_end|>\n")
+    judge.check(rig.one(rig.prompt([rig.document(8), rig.document(2)], lead=lead, repair=3)))
+
+
+def test_a_conversation_with_a_retrieval_in_each_turn(rig: Rig, judge: Judge) -> None:
+    """Groups of spans with turns between them; each turn goes on where the last one ended."""
+    rig.reset()
+    ids = rig.encode("<|im_start|>system\nAnswer from the documents.<|im_end|>\n")
+    spans: list[Span] = []
+    for turn in range(3):
+        ids += rig.header
+        for number in (turn, turn + 1):
+            document = rig.document(number, 2)
+            spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(rig.header), 4))
+            ids += document
+        ids += rig.encode(f"\nQuestion {turn}?<|im_end|>\n") + list(rig.answer_header)
+        answer = rig.one(SpanPrompt(tuple(ids), tuple(spans)), max_tokens=6)
+        judge.check(answer)
+        ids += [*answer.token_ids, *rig.encode("<|im_end|>\n")]
+    assert answer.last.usage is not None
+    assert answer.last.usage.cached > len(ids) // 2
+
+
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("repair", [0, 6])
+def test_a_judge_takes_candidates_over(rig: Rig, judge: Judge, count: int, repair: int) -> None:
+    inner = generate_candidates(rig, count)
+    answer = rig.one(rig.judge(inner, repair=repair))
+    judge.check(answer)
+    assert answer.statuses == ["hit"] * count
+    rig.reset()
+    cold = rig.one(rig.judge(inner, repair=repair))
+    assert cold.statuses == ["evicted"] * count
+    judge.check(cold)
+    assert probability_difference(answer, cold) < 1e-5
+
+
+def test_candidates_whose_prompt_was_assembled_two_levels_deep(rig: Rig, judge: Judge) -> None:
+    rig.reset()
+    drafts = generate_candidates(rig, 2, prompt=rig.prompt([rig.document(1), rig.document(2)], repair=4))
+    middle = generate_candidates(rig, 2, prompt=rig.judge(drafts, "Write a better one."))
+    outer = rig.judge(middle)
+    warm = rig.one(outer)
+    assert warm.statuses == ["hit", "hit"]
+    judge.check(warm)
+    rig.reset()
+    cold = rig.one(outer)
+    judge.check(cold)
+    assert probability_difference(warm, cold) < 1e-5
+    assert difference(cold, rig.one(outer)) < 1e-5
+
+
+def test_24_candidates_of_80_words(rig: Rig, judge: Judge) -> None:
+    """Every full block of the outer prompt behind the judge's own head comes from cache, but for the last tokens."""
+    inner = generate_candidates(rig, 24, max_tokens=40)
+    outer = rig.judge(inner, system="You are the judge of a contest.")
+    answer = rig.one(outer)
+    assert answer.statuses == ["hit"] * 24
+    assert all(span.moved == span.end - span.start - 1 for span in answer.spans)
+    judge.check(answer)
+
+
+def test_new_span_in_several_requests_at_once_is_computed_once(rig: Rig, judge: Judge) -> None:
+    rig.reset()
+    one, two = rig.document(9), rig.document(10)
+    before = rig.audit().get("sources", 0)
+    answers = rig.ask(rig.prompt([one], "A?"), rig.prompt([one, two], "B?"), *[rig.prompt([two, one])] * 8)
+    judge.check(*answers)
+    # Two documents and one head.
+    assert rig.audit()["sources"] - before == 3
+
+
+def test_samples_stay_independent(rig: Rig) -> None:
+    texts = {answer.text for answer in generate_candidates(rig, 6)}
+    assert len(texts) == 6
+    one, same = (generate_candidates(rig, 1)[0] for _ in range(2))
+    assert one.token_ids == same.token_ids
+
+
+def test_text_behind_spans_is_not_reused_behind_others(rig: Rig, judge: Judge) -> None:
+    """The same tokens behind other spans, and as an ordinary request, give other KV and share none of it."""
+    rig.reset()
+    documents = [rig.document(11), rig.document(12)]
+    moved = rig.prompt(documents)
+    judge.check(rig.one(moved))
+    plain = rig.one(SpanPrompt(moved.token_ids))
+    judge.check(plain)
+    judge.check(rig.one(rig.prompt(documents, repair=7)), rig.one(moved))
+    assert plain.last.usage is not None
+    assert plain.last.usage.cached <= moved.spans[0].start
+
+
+def test_a_foreign_salt_shares_nothing(rig: Rig, judge: Judge) -> None:
+    rig.reset()
+    prompt = rig.prompt([rig.document(1), rig.document(5)])
+    assert "hit" not in rig.one(prompt, salt="a").statuses
+    assert rig.one(prompt, salt="a").statuses == ["hit", "hit"]
+    other = rig.one(prompt, salt="b")
+    assert "hit" not in other.statuses
+    assert "hit" not in rig.one(prompt).statuses
+    judge.check(other)
+
+
+def test_no_spans_is_stock(rig: Rig, judge: Judge) -> None:
+    before = rig.audit()
+    answer = rig.one(rig.chat("Name a colour."), max_tokens=8)
+    judge.check(answer)
+    after = rig.audit()
+    assert answer.spans == ()
+    for name in ("sources", "moved_tokens", "ranges"):
+        assert after.get(name, 0) == before.get(name, 0)
+
+
+def test_stop_string_keeps_report_and_lease(rig: Rig, judge: Judge) -> None:
+    inner = rig.chat("Count: one, two, three, four, five, six.")
+    first = rig.one(inner, max_tokens=12)
+    word = first.text.split()[2]
+    from spanflow.engine.protocol import Lease
+
+    stopped = rig.one(inner, max_tokens=12, stop=(word,), lease=Lease())
+    assert stopped.last.finish_reason == "stop"
+    documents = rig.one(rig.prompt([rig.document(0)]), max_tokens=12, stop=("e", "a", "o"))
+    assert len(documents.spans) == 1
+    answer = rig.one(rig.judge([stopped]))
+    assert answer.statuses == ["hit"]
+    judge.check(answer)
+
+
+def test_bad_input_fails_alone(rig: Rig, judge: Judge) -> None:
+    fine = rig.prompt([rig.document(0)])
+    ids = fine.token_ids
+    with pytest.raises(PromptTooLong, match=r"4608.*Shorten"):
+        rig.one(SpanPrompt(ids * 60))
+    with pytest.raises(QueryError, match="empty"):
+        rig.one(SpanPrompt(()))
+    with pytest.raises(QueryError, match="foreign anchor of 3 tokens"):
+        rig.one(SpanPrompt(ids, (Span(20, 40, SpanPrompt((11, 12, 13))),)))
+    with pytest.raises(QueryError, match="never ran under a lease"):
+        rig.one(SpanPrompt(ids, (Span(20, 40, SpanPrompt(ids[:10]), 0, 3),)))
+    with pytest.raises(QueryError, match="unknown adapter 'nobody'"):
+        rig.one(fine, adapter="nobody")
+    judge.check(rig.one(fine))
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ("text", "flat list of ints is wanted"),
+        ([99, 0, 0, 0, 0, 0, 0], "version 99"),
+        ([1, 0, 0, 0, 0, 0, 1, 5, 5000, 0, -1, -1], "covers tokens"),
+        ([1, 0, 0, 0, 0, 0, 2, 5, 9, 0, -1, -1, 8, 12, 0, -1, -1], "covers tokens"),
+        ([1, 0, 0, 0, 0, 0, 1, 0, 9, 0, -1, -1], "starts at token 0"),
+        ([1, 0, 0, 0, 0, 0, 1, 5, 9, 0, -1, 7], "anchor 7"),
+        ([1, 0, 0, 0, 0, 0, 1, 5], "ends at int 8"),
+        ([1, 0, 0, 0, 0, 0, 0, 3], "left over"),
+    ],
+)
+def test_a_payload_from_outside_that_does_not_fit(rig: Rig, payload: Any, message: str) -> None:
+    """What a client could send past our own checks: the request fails with a reason, the engine serves on."""
+    from spanflow.engine.protocol import EngineRequest
+    from spanflow.engine.vllm.report import unpack
+    from spanflow.ir.nodes import Sampling
+
+    async def send() -> list[Any]:
+        request = EngineRequest("outside", rig.prompt([rig.document(0)]), Sampling(4))
+        return [piece async for piece in rig.engine._backend.generate(request, {"spanflow": payload}, None)]
+
+    last = rig.wait(send())[-1]
+    report = unpack(last.kv_transfer_params)
+    assert last.outputs[0].finish_reason == "error"
+    assert report is not None
+    assert message in report[2]["error"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 6, 24])
+def test_temperature_0_never_computes_more_than_stock(rig: Rig, count: int) -> None:
+    from spanflow.engine.protocol import Lease
+
+    inner = rig.ask(*[rig.chat("Name three rivers.")] * count, max_tokens=16, lease=Lease())
+    system = f"You judge {count} answers."
+    outer = rig.judge(inner, system=system)
+    stock_outer = SpanPrompt(outer.token_ids)
+    start = rig.audit()["scheduled_tokens"]
+    rig.one(outer)
+    ours = rig.audit()["scheduled_tokens"] - start
+    rig.reset()
+    rig.ask(*[rig.chat("Name three rivers.")] * count, max_tokens=16)
+    start = rig.audit()["scheduled_tokens"]
+    rig.one(stock_outer)
+    stock = rig.audit()["scheduled_tokens"] - start
+    assert ours <= stock

@@ -1,0 +1,286 @@
+"""Aborts, preemptions and resets in each phase, in an engine whose core is stepped by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from vllm_rig import Judge, Rig, generate_candidates
+
+from spanflow.engine.protocol import EngineRequest, Lease
+from spanflow.lowering.prompt import SpanPrompt
+
+pytestmark = pytest.mark.vllm
+
+#: What the scheduler must show for a phase to be reached.
+PHASES: dict[str, Callable[[Any], bool]] = {
+    "queued": lambda s: bool(s.spans.held),
+    "materialising": lambda s: any(name.startswith("spanflow-source") for name in s.requests) and bool(s.running),
+    "assembled": lambda s: bool(s.kv_holding_waiting),
+    "ranges": lambda s: any("#" in name for name in s.requests),
+    "decoding": lambda s: any(r.num_output_tokens > 1 for r in s.running),
+}
+
+
+@pytest.fixture(scope="module", params=["sync", "async"])
+def rig(start_rig: Any, request: pytest.FixtureRequest) -> Rig:
+    """In-process; with vLLM's asynchronous scheduling too, which its CPU platform switches off by itself."""
+    rig: Rig = start_rig(
+        in_process=True, max_model_len=2048, kv_cache_gib=0.4, async_scheduling=request.param == "async"
+    )
+    return rig
+
+
+def start(rig: Rig, prompt: SpanPrompt, name: str, max_tokens: int = 6, **options: Any) -> asyncio.Task[Any]:
+    """Submit a request without waiting for it."""
+
+    async def submit() -> asyncio.Task[Any]:
+        return asyncio.ensure_future(rig.run(prompt, max_tokens, name, **options))
+
+    return rig.wait(submit())
+
+
+def step_until(rig: Rig, reached: Callable[[Any], bool], limit: int = 200) -> bool:
+    """Step the paused engine by hand until the scheduler shows what is wanted."""
+    backend = rig.engine._backend
+    for _ in range(limit):
+        if reached(rig.scheduler):
+            return True
+        backend.step()
+    return False
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+def submitted(rig: Rig, count: int) -> Callable[[Any], bool]:
+    return lambda scheduler: len(rig.engine._backend.queues) >= count
+
+
+def prepare(rig: Rig, kind: str) -> SpanPrompt:
+    """A prompt whose spans are new, with repair and a gap; or an outer prompt of leased candidates."""
+    if kind == "judge":
+        return rig.judge(generate_candidates(rig, 3, max_tokens=14), repair=3)
+    rig.reset()
+    first = rig.prompt([rig.document(1), rig.document(2)], repair=5)
+    return rig.prompt([rig.document(3), rig.document(4)], repair=5, lead=first.token_ids[4:])
+
+
+@pytest.mark.parametrize("kind", ["documents", "judge"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("event", ["abort", "preempt", "reset"])
+def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, kind: str) -> None:
+    """Nothing leaks, the next request is right, and a request that lives on is right itself."""
+    prompt = prepare(rig, kind)
+    backend = rig.engine._backend
+    backend.pause()
+    try:
+        task = start(rig, prompt, f"{event}-{phase}")
+        rig.wait(_until(lambda: bool(backend.queues)))
+        if not step_until(rig, PHASES[phase]):
+            pytest.fail(f"phase {phase} was never reached")
+        if event == "preempt":
+            preempt_all(rig)
+        elif event == "reset":
+            assert backend.engine.reset_prefix_cache(reset_running_requests=True)
+    finally:
+        backend.resume()
+    if event == "abort":
+        rig.wait(cancelled(task))
+    else:
+        judge.check(rig.wait(_result(task)))
+    rig.assert_idle()
+    judge.check(rig.one(prompt))
+
+
+async def _until(reached: Callable[[], bool]) -> None:
+    while not reached():
+        await asyncio.sleep(0.005)
+
+
+async def _result(task: asyncio.Task[Any]) -> Any:
+    return await task
+
+
+def preempt_all(rig: Rig) -> None:
+    """Preempt what runs, as vLLM does where memory is short: from the end of the running list."""
+    scheduler = rig.scheduler
+    while scheduler.running:
+        scheduler._preempt_request(scheduler.running.pop(), 0.0, drop_stale_output=True)
+    scheduler.prev_step_scheduled_req_ids.clear()
+
+
+@pytest.mark.parametrize("budget", [64, 512, 4096])
+@pytest.mark.parametrize("threshold", [0, 40])
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_budgets_thresholds_and_priorities(rig: Rig, judge: Judge, policy: str, threshold: int, budget: int) -> None:
+    """Chunked prefill cuts spans, ranges exceed the step's budget, priorities are reversed: the same answers."""
+    rig.reset()
+    prompts = [
+        rig.prompt([rig.document(n), rig.document(n + 1), rig.document(n + 2)], f"Q{n}?", repair=30 + n)
+        for n in range(4)
+    ]
+    with settings(rig, policy, threshold, budget):
+
+        async def together() -> list[Any]:
+            return list(await asyncio.gather(*(rig.run(p, 2, priority=9 - n) for n, p in enumerate(prompts))))
+
+        answers = rig.wait(together())
+        judge.check(*answers, *rig.ask(*prompts[::-1]))
+
+
+class settings:  # noqa: N801
+    """The scheduler's settings for a while; only while it is idle."""
+
+    def __init__(self, rig: Rig, policy: str, threshold: int, budget: int) -> None:
+        self.scheduler, self.wanted = rig.scheduler, (policy, threshold, budget)
+
+    def __enter__(self) -> None:
+        self.before = ("fcfs", 0, self.scheduler.max_num_scheduled_tokens)
+        self._set(*self.wanted)
+
+    def __exit__(self, *_: object) -> None:
+        self._set(*self.before)
+
+    def _set(self, policy: str, threshold: int, budget: int) -> None:
+        from vllm.v1.core.sched.request_queue import SchedulingPolicy, create_request_queue
+
+        scheduler = self.scheduler
+        assert not scheduler.requests
+        scheduler.policy = SchedulingPolicy(policy)
+        scheduler.waiting = create_request_queue(scheduler.policy)
+        scheduler.kv_holding_waiting = create_request_queue(scheduler.policy)
+        scheduler.scheduler_config.long_prefill_token_threshold = threshold
+        scheduler.max_num_scheduled_tokens = budget
+
+
+def test_ranges_above_the_token_budget_finish(rig: Rig, judge: Judge) -> None:
+    """All tokens but one of each span are repaired, with a budget of 64 tokens a step."""
+    documents = [rig.document(n, 4) for n in range(3)]
+    prompt = rig.prompt(documents, repair=min(map(len, documents)) - 1)
+    with settings(rig, "fcfs", 0, 64):
+        judge.check(rig.one(prompt))
+
+
+def test_few_seats(rig: Rig, judge: Judge) -> None:
+    """A family larger than the number of sequences that may run at once finishes all the same."""
+    scheduler = rig.scheduler
+    prompts = [rig.prompt([rig.document(n + k) for k in range(4)], repair=3) for n in range(3)]
+    before, scheduler.max_num_active_reqs = scheduler.max_num_active_reqs, 2
+    try:
+        judge.check(*rig.ask(*prompts))
+    finally:
+        scheduler.max_num_active_reqs = before
+
+
+def test_a_step_runs_no_member_before_those_in_front(rig: Rig) -> None:
+    """The check itself: a family whose parent jumps its ranges is found out, not answered wrongly."""
+    from spanflow.engine.vllm.state import Family
+
+    families = rig.scheduler.spans.family
+    scheduler = rig.scheduler
+
+    class Child:
+        num_computed_tokens = 3
+
+    class Output:
+        num_scheduled_tokens = {"parent": 1}  # noqa: RUF012
+
+    scheduler.requests["member"] = Child()
+    families.waiting["parent"] = Family(Child(), {"member": (3, 9)})
+    try:
+        with pytest.raises(AssertionError, match="request parent ran before its ranges"):
+            families.scheduled(Output())
+    finally:
+        del scheduler.requests["member"], families.waiting["parent"]
+
+
+def test_the_audit_finds_a_lost_reference(rig: Rig) -> None:
+    """The check that guards all others fails when it must."""
+    pool = rig.scheduler.kv_cache_manager.block_pool
+    backend = rig.engine._backend
+    backend.pause()
+    try:
+        block = pool.get_new_blocks(1)[0]
+        assert any(f"block {block.block_id} has 1 references" in p for p in rig.scheduler.audit()["problems"])
+        pool.free_blocks([block])
+        assert rig.scheduler.audit()["problems"] == []
+    finally:
+        backend.resume()
+
+
+def test_a_lease_ends_with_its_consumer_by_time_and_by_release(rig: Rig) -> None:
+    rig.reset()
+    inner = generate_candidates(rig, 2, max_tokens=13, lease=Lease(consumers=2))
+    assert rig.audit()["leases"] == 2
+    rig.one(rig.judge(inner))
+    assert rig.audit()["leases"] == 2
+    rig.one(rig.judge(inner, "And which is the worst?"))
+    assert rig.audit()["leases"] == 0
+    generate_candidates(rig, 1, max_tokens=13, lease=Lease(seconds=0.01))
+    rig.one(rig.chat("Hello?"))
+    rig.one(rig.chat("Hello again?"))
+    assert rig.audit()["leases"] == 0
+    generate_candidates(rig, 1, max_tokens=13, name="kept")
+    assert rig.audit()["leases"] == 1
+    rig.wait(rig.engine.release(("kept", "unknown")))
+    assert rig.audit()["leases"] == 0
+
+
+def test_an_evicted_source_among_others(rig: Rig, judge: Judge) -> None:
+    """d1 goes between its use and the next: the same answer, the report says evicted, d2 still hits."""
+    rig.reset()
+    one, two = rig.document(0, 6), rig.document(1, 6)
+    prompt = rig.prompt([one, two], repair=4)
+    judge.check(rig.one(prompt))
+    scheduler = rig.scheduler
+    from spanflow.engine.vllm.hashing import source_keys
+
+    tenant = _tenant()
+    source = SpanPrompt(rig.header + one)
+    keys = source_keys(tenant, source, scheduler.block_size, scheduler.spans.hash_fn)
+    blocks = scheduler.spans.residency.cached(keys.full)
+    assert blocks
+    scheduler.kv_cache_manager.block_pool.evict_blocks({blocks[0].block_id})
+    answer = rig.one(rig.prompt([two, one], repair=4))
+    assert answer.statuses == ["hit", "evicted"]
+    judge.check(answer)
+
+
+def _tenant() -> Any:
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    return Request("tenant", [0], SamplingParams(max_tokens=1), None)
+
+
+def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, judge: Judge) -> None:
+    """They need every token computed: full attention, and a report that says so."""
+    from spanflow.engine.vllm import backend as module
+
+    plain = module.sampling_params
+    prompt = rig.prompt([rig.document(5), rig.document(6)], repair=2)
+    for name, value, reason in (
+        ("skip_reading_prefix_cache", True, "does not read the prefix cache"),
+        ("prompt_logprobs", 0, "every token computed"),
+    ):
+
+        def changed(request: EngineRequest, extra: Any, name: str = name, value: Any = value) -> Any:
+            params = plain(request, extra)
+            setattr(params, name, value)
+            return params
+
+        module.sampling_params = changed
+        try:
+            answer = rig.one(prompt)
+        finally:
+            module.sampling_params = plain
+        assert answer.statuses == ["unsupported"] * 2
+        assert reason in answer.spans[0].why
+        assert judge.distance(answer, SpanPrompt(prompt.token_ids)) < 1e-4
