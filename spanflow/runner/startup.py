@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from spanflow.engine import registry
 from spanflow.engine.models import resolve_model
-from spanflow.engine.registry import ENGINES, start_engine
 from spanflow.engine.tokenizer import load_tokenizer
 from spanflow.errors import EngineUnavailable, SpansUnsupported
 from spanflow.lowering.template import ChatTemplate
@@ -37,7 +37,7 @@ class EngineChoice:
             # Taken apart here, so that a model that does not exist is named as the caller named it.
             model = str(await asyncio.to_thread(resolve_model, model, progress=self.say))
             options["require_spans"] = self.require_spans
-        engine = await start_engine(self.engine, model, progress=self.say, **options)
+        engine = await registry.start_engine(self.engine, model, progress=self.say, **options)
         try:
             if self.require_spans and engine.info.spans_unsupported:
                 raise SpansUnsupported(
@@ -63,8 +63,8 @@ class Core:
     """What a session owns and its finalizer may hold: the loop's thread, and the engine when there is one."""
 
     def __init__(self, choice: EngineChoice) -> None:
-        if choice.engine not in ENGINES:
-            known = ", ".join(sorted(ENGINES))
+        if choice.engine not in registry.ENGINES:
+            known = ", ".join(sorted(registry.ENGINES))
             raise EngineUnavailable(f"no engine is called {choice.engine!r}; known engines: {known}")
         self.choice = choice
         self.is_closed = False

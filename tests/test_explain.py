@@ -1,0 +1,143 @@
+"""Explanations: what is known before anything runs, as data and as text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lowering.families import FAMILIES, tiny
+from scripted_engine import SpeakingTokenizer
+
+from spanflow import QueryError, commute, fragment, generate, seq, system, user
+from spanflow.compile import as_generate, compile_query
+from spanflow.explain import Cost, Explanation, explain, predict
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+from spanflow.lowering.template import ChatTemplate
+from spanflow.runner import RunOptions
+
+TEMPLATE = ChatTemplate(SpeakingTokenizer())
+
+
+def explained(query: Any, window: int | None = 500, **options: Any) -> Explanation:
+    chosen = RunOptions().changed(options)
+    return explain(compile_query(as_generate(query), chosen, model="m"), TEMPLATE, chosen, window=window)
+
+
+RAG = generate(
+    seq(
+        system("Answer from the documents."),
+        user(commute(fragment("The sky is blue.", id="sky"), fragment("The sea is deep.", id="sea")), "What is blue?"),
+    ),
+    max_tokens=8,
+)
+
+
+def test_the_text_of_a_retrieval() -> None:
+    assert str(explained(RAG, rung="repair(2)")) == (
+        "G max_tokens=8\n"
+        "└─ ✶\n"
+        "   ├─ S\n"
+        '   │  └─ "Answer from the documents."\n'
+        "   └─ U\n"
+        "      ├─ +\n"
+        '      │  ├─ F sky "The sky is blue."\n'
+        '      │  └─ F sea "The sea is deep."\n'
+        '      └─ "What is blue?"\n'
+        "\n"
+        "stage 0  $: at most 8 tokens\n"
+        "  prompt: 34 tokens of 500\n"
+        "  span [13, 19) repair(2), behind the header, text: $.query.operands[1].parts[0].operands[0]\n"
+        "  span [19, 25) repair(2), behind the header, text: $.query.operands[1].parts[0].operands[1]\n"
+        "  all spans there: 8 moved, 26 computed (4 of them repaired)\n"
+        "  all spans new: 8 moved, 26 computed (4 of them repaired), 18 beside it"
+    )
+
+
+def test_the_data_of_a_retrieval() -> None:
+    (only,) = explained(RAG, rung="moved", anchor="none").generations
+    assert (only.path, only.stage, only.max_tokens, only.num_tokens, only.num_inner) == ("$", 0, 8, 34, 0)
+    assert only.all_hit == Cost(moved=12, repaired=0, computed=22)
+    assert only.all_new == Cost(moved=12, repaired=0, computed=22, internal=12)
+    assert only.notes == ()
+
+
+def test_a_judge_says_what_it_waits_for_and_who_is_kept_for_it() -> None:
+    query = generate(seq(commute(generate(user("write"), n=2, temperature=1.0), user("given")), user("which?")))
+    inner, outer = explained(query, seed=3).generations
+    assert (inner.num_samples, len(inner.seeds), inner.is_leased, inner.stage) == (2, 2, True, 0)
+    assert (outer.num_inner, outer.stage, outer.is_leased) == (2, 1, False)
+    assert outer.num_tokens is not None
+    text = str(explained(query))
+    assert f"prompt: {outer.num_tokens} tokens of 500, and what 2 inner generations will say" in text
+    assert "2 samples, seeds " in text
+    assert "its KV is kept for the prompt that reads it" in text
+    assert [span.kind for span in outer.spans] == ["text"]
+
+
+def test_a_prompt_that_is_too_long_is_said_to_be() -> None:
+    (only,) = explained(RAG, window=40).generations
+    assert only.notes == ("$: too long: 34 tokens and 8 more of 40",)
+    (unbounded,) = explained("hello", window=None).generations
+    assert unbounded.max_tokens == 256
+    (bounded,) = explained("hello", window=100).generations
+    assert bounded.max_tokens == 91
+
+
+def test_an_engine_without_spans_is_named() -> None:
+    chosen = RunOptions()
+    compiled = compile_query(RAG, chosen, model="m")
+    explanation = explain(compiled, TEMPLATE, chosen, window=500, spans_unsupported="it has no rotary embedding")
+    assert "spans run with full attention: it has no rotary embedding" in str(explanation)
+
+
+def test_what_cannot_be_lowered_is_refused_or_unknown_before_its_answers_are_there() -> None:
+    strict = ChatTemplate(tiny(FAMILIES["mistral"]))  # user and assistant alternate
+    chosen = RunOptions()
+    twice = compile_query(generate(seq(user("one"), user("two"))), chosen, model="m")
+    with pytest.raises(QueryError, match="chat template refuses these messages"):
+        explain(twice, strict, chosen, window=None)
+    waiting = compile_query(generate(seq(generate(user("one")), user("two"))), chosen, model="m")
+    explanation = explain(waiting, strict, chosen, window=None)
+    outer = explanation.generations[-1]
+    assert (outer.num_tokens, outer.all_hit, outer.spans) == (None, None, ())
+    assert outer.notes[0].startswith("nothing is known of this prompt before its answers are there: ")
+    assert "prompt: unknown, and what 1 inner generation will say" in str(explanation)
+
+
+def test_an_explanation_has_a_json_form() -> None:
+    plain = json.loads(json.dumps(explained(RAG).to_dict()))
+    assert plain["window"] == 500
+    (only,) = plain["generations"]
+    assert only["spans"][0] == {
+        "path": "$.query.operands[1].parts[0].operands[0]",
+        "start": 13,
+        "end": 19,
+        "rung": "repair(32)",
+        "anchor": "header",
+        "kind": "text",
+    }
+    assert only["all_hit"] == {"moved": 0, "repaired": 12, "computed": 34, "internal": 0}
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(0, 8)), max_size=4), st.integers(1, 5))
+def test_costs_add_up_to_the_prompt(layout: list[tuple[int, int, int]], rest: int) -> None:
+    spans = []
+    position = 1
+    for gap, length, repaired in layout:
+        start = position + gap
+        spans.append(Span(start, start + length, NO_ANCHOR, min(repaired, length)))
+        position = start + length
+    prompt = SpanPrompt(tuple(range(position + rest)), tuple(spans))
+    hit, new = predict(prompt, are_there=True), predict(prompt, are_there=False)
+    assert hit.moved + hit.computed == len(prompt)
+    assert hit.repaired <= hit.computed
+    assert (new.moved, new.repaired, new.computed, hit.internal) == (hit.moved, hit.repaired, hit.computed, 0)
+    assert new.internal == sum(len(span) for span in spans if span.repair < len(span))
+
+
+def test_a_span_that_stands_in_a_prompt_twice_is_computed_once() -> None:
+    prompt = SpanPrompt((9, 1, 2, 1, 2, 9), (Span(1, 3, NO_ANCHOR), Span(3, 5, NO_ANCHOR)))
+    assert predict(prompt, are_there=False) == Cost(moved=4, repaired=0, computed=2, internal=2)
