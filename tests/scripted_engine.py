@@ -123,6 +123,14 @@ class ScriptedEngine:
         self.script.num_closes += 1
 
 
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait until something has come about, five seconds at most."""
+    async with asyncio.timeout(5):
+        await asyncio.sleep(0)
+        while not condition():  # noqa: ASYNC110 - what is waited for happens on another thread
+            await asyncio.sleep(0.005)
+
+
 def register(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make `Session(engine="scripted", script=...)` work for the length of a test."""
     known = {**registry.ENGINES, "scripted": registry.Factory("scripted_engine", "ScriptedEngine")}

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from scripted_engine import until
 
 from spanflow.runner.background import Background
 
@@ -70,8 +71,7 @@ async def test_cancelling_the_wait_cancels_the_work_and_waits_for_its_end(backgr
             steps.append("cleaned")
 
     waiting = asyncio.create_task(background.start(work()).join())
-    while not steps:
-        await asyncio.sleep(0.01)
+    await until(lambda: steps)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
