@@ -7,6 +7,7 @@ one comparison at any depth. Children are tuples; walks over them are iterative 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -49,6 +50,13 @@ class Node:
 
     def __repr__(self) -> str:  # a node may be 5,000 deep: never recurse
         return f"<{type(self).__name__} {self.digest.hex()[:8]}>"
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value) + 0.0
+    except OverflowError:  # a whole number beyond all floats
+        return math.inf
 
 
 def _node_digest() -> Any:
@@ -149,6 +157,13 @@ class Sampling:
     stop: tuple[str, ...] = ()
     seed: int | None = None
     schema: str | None = None
+
+    def __post_init__(self) -> None:
+        # Numbers that are equal make equal nodes: 0, 0.0 and -0.0 are one temperature.
+        for name in ("temperature", "top_p"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                object.__setattr__(self, name, _as_float(value))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
