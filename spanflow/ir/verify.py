@@ -12,7 +12,11 @@ from spanflow.ir.ranges import MAX_N, check_count, check_sampling, check_text
 from spanflow.ir.walk import ROOT, child_path, children
 
 #: What a message may not hold: it is a message itself, or becomes one.
-_CHAT_LEVEL = {Message: "a message", Generate: "a generate (its value is a message)", Chat: "a chat"}
+CHAT_LEVEL: Mapping[type[Node], str] = {
+    Message: "a message",
+    Generate: "a generate (its value is a message)",
+    Chat: "a chat",
+}
 _KINDS = get_args(Query)
 
 
@@ -35,58 +39,86 @@ class _Place(NamedTuple):
             path = child_path(node, path, number)
         return path
 
-    def key(self) -> tuple[int, bool, bool]:
-        """Two places of one node with equal keys are right or wrong together."""
-        return id(self.node), self.message is not None, self.may_have_samples()
-
     def may_have_samples(self) -> bool:
         return self.parent is None or type(self.parent.node) is Commute
 
 
-def verify(root: Node) -> None:
+class Verified:
+    """The subtrees that were found right, so that trees which share them are verified sooner."""
+
+    __slots__ = ("_has_content", "_nodes", "_seen")
+
+    def __init__(self) -> None:
+        self._nodes: list[Node] = []  # kept alive: they are known by their ids
+        self._seen: set[tuple[int, bool, bool]] = set()
+        self._has_content: dict[int, bool] = {}
+
+    def is_new(self, place: _Place) -> bool:
+        """Whether a node was not yet seen in a place like this, where it would be right or wrong alike."""
+        key = (id(place.node), place.message is not None, place.may_have_samples())
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self._nodes.append(place.node)
+        return True
+
+    def open_below(self, place: _Place) -> list[_Place]:
+        """The places of those children that are still to be looked at; plain texts, most of a tree, are not."""
+        node = place.node
+        message = node if isinstance(node, Message) else place.message
+        in_message, may_have_samples = message is not None, type(node) is Commute
+        return [
+            _Place(child, place, i, message)
+            for i, child in enumerate(children(node))
+            if not (type(child) is Text and child.text.isascii())
+            and (id(child), in_message, may_have_samples) not in self._seen
+        ]
+
+    def note(self, place: _Place) -> None:
+        """Note whether a node brings anything to read; a generate or chat with nothing to read is refused."""
+        node = place.node
+        has_content = isinstance(node, Retrieve) or any(
+            child.text != "" if isinstance(child, Text | Fragment) else self._has_content[id(child)]
+            for child in children(node)
+        )
+        if not has_content and isinstance(node, Generate | Chat):
+            what = "generate" if isinstance(node, Generate) else "chat"
+            raise QueryError(f"{place.path()}: this {what} has nothing to read: there is no text anywhere below it")
+        self._has_content[id(node)] = has_content
+
+
+def verify(root: Node, verified: Verified | None = None) -> None:
     """Refuse a tree that breaks a rule of the language.
 
     Fields have the types and ranges that they are declared with; a message holds text, fragments and joins of them;
     a commute has operands, a chat has messages, and a generate has something to read; several samples of one generate
     stand directly in a commute, or the generate is the whole query. Raises QueryError, which begins with the path of
-    the node, as in `$.query.operands[2]`. A subtree that stands at many places is looked at once.
+    the node, as in `$.query.operands[2]`. A subtree that stands at many places is looked at once, also over several
+    calls with the same `verified`, which is of no more use after an error.
     """
+    known = Verified() if verified is None else verified
     stack: list[tuple[_Place, bool]] = [(_Place(root), False)]
-    seen: set[tuple[int, bool, bool]] = set()
-    has_content: dict[int, bool] = {}
     while stack:
         place, done = stack.pop()
         if done:
-            has_content[id(place.node)] = _check_content(place, has_content)
+            known.note(place)
             continue
-        if place.key() in seen:
+        if not known.is_new(place):
             continue
-        seen.add(place.key())
         _check_node(place)
-        stack.append((place, True))
-        message = place.node if isinstance(place.node, Message) else place.message
-        below = children(place.node)
-        stack.extend((_Place(below[i], place, i, message), False) for i in range(len(below) - 1, -1, -1))
-
-
-def _check_content(place: _Place, has_content: Mapping[int, bool]) -> bool:
-    """Whether a node brings anything to read; a generate or chat with nothing to read is refused."""
-    node = place.node
-    if isinstance(node, Text | Fragment):
-        return bool(node.text)
-    if any(has_content[id(child)] for child in children(node)) or isinstance(node, Retrieve):
-        return True
-    if isinstance(node, Generate | Chat):
-        what = "generate" if isinstance(node, Generate) else "chat"
-        raise QueryError(f"{place.path()}: this {what} has nothing to read: there is no text anywhere below it")
-    return False
+        if joins := known.open_below(place):
+            stack.append((place, True))
+            joins.reverse()
+            stack += [(inner, False) for inner in joins]
+        else:
+            known.note(place)
 
 
 def _check_node(place: _Place) -> None:
     if type(place.node) not in _KINDS:
         known = ", ".join(kind.__name__ for kind in _KINDS)
         raise QueryError(f"{place.path()}: {type(place.node).__name__} is no node of a query; nodes are {known}")
-    if place.message is not None and (what := _CHAT_LEVEL.get(type(place.node))):
+    if place.message is not None and (what := CHAT_LEVEL.get(type(place.node))):
         raise QueryError(
             f"{place.path()}: {what} stands inside a message of role {place.message.role!r}; messages do not nest: "
             "put it beside that message, in a seq or a commute"

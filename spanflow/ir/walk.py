@@ -15,12 +15,12 @@ def children(node: Node) -> tuple[Node, ...]:
     """The children of a node in order; leaves have none."""
     query: Query = node  # type: ignore[assignment]
     match query:
-        case Text() | Fragment() | Retrieve():
-            return ()
         case Message(parts=parts):
             return parts
         case Seq(operands=operands) | Commute(operands=operands):
             return operands
+        case Text() | Fragment() | Retrieve():
+            return ()
         case Generate(query=inner):
             return (inner,)
         case Chat(messages=messages):

@@ -1,0 +1,1 @@
+"""Rewrites of queries by small laws: what a query means stays, and what it costs goes down."""

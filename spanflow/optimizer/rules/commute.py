@@ -1,0 +1,119 @@
+"""The commute is associative, and nothing to one operand that asks for nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spanflow.ir.nodes import DEFAULT_SEPARATOR, Chat, Commute, Generate, Message, Node, Seq
+from spanflow.optimizer.rule import RuleSet
+from spanflow.optimizer.rules.level import check_width, holds_messages
+
+
+def flatten_commute(node: Commute) -> Node | None:
+    """`+[a, +[b, c]] = +[a, b, c]`
+
+    Where the inner one asks for nothing that the outer one does not: its rung and its anchor are the same or unset,
+    its separator is the same, and it is not associative where the outer one is not.
+    """
+    if not any(isinstance(operand, Commute) and joins(operand, node) for operand in node.operands):
+        return None
+    flat: list[Node] = []
+    stack = list(reversed(node.operands))
+    while stack:
+        operand = stack.pop()
+        if isinstance(operand, Commute) and joins(operand, node):
+            stack += reversed(operand.operands)
+        else:
+            flat.append(operand)
+            check_width(flat)
+    return replace(node, operands=tuple(flat))
+
+
+def only_commute(node: Commute) -> Node | None:
+    """`+[+[a, b]] = +[a, b]`
+
+    The options that are set hold, those of the inner one first; the separator is the inner one's, since the outer
+    one would follow text alone.
+    """
+    if not (len(node.operands) == 1 and isinstance(node.operands[0], Commute)):
+        return None
+    rung, anchor, associative = node.rung, node.anchor, node.associative
+    inner: Node = node
+    while isinstance(inner, Commute):
+        node = inner
+        rung, anchor = node.rung or rung, node.anchor or anchor
+        associative = associative or node.associative
+        inner = node.operands[0] if len(node.operands) == 1 else Seq(())
+    return Commute(node.operands, rung, anchor, associative, node.separator)
+
+
+def single_commute(node: Commute) -> Node | None:
+    """`+[a] = a`
+
+    Where `a` is a message, or an ordered join of messages, and the commute asks for nothing: a rung or an anchor asks
+    to reuse `a`, and an associative commute may be judged. A part of a message stays in its commute, which puts a
+    separator behind it; an answer stays in one, too, to be taken over as a span: `+[✶[a, g]] = ✶[a, +[g]]`.
+    """
+    match _only(node):
+        case Message() as a:
+            return a
+        case Seq() as a if holds_messages(a):
+            return Seq(_each(a))
+        case _:
+            return None
+
+
+def no_separator(node: Commute) -> Node | None:
+    """`+[U, ..., separator] = +[U, ...]`
+
+    Separators follow text inside a message. Between whole messages they mean nothing.
+    """
+    if node.separator == DEFAULT_SEPARATOR or not holds_messages(node):
+        return None
+    return replace(node, separator=DEFAULT_SEPARATOR)
+
+
+COMMUTE: RuleSet = (no_separator, flatten_commute, only_commute, single_commute)
+
+
+def _only(node: Node) -> Node | None:
+    """The operand of a commute of one that asks for nothing; None where it is something else."""
+    match node:
+        case Commute(operands=(a,), rung=None, anchor=None, associative=False):
+            return a
+        case _:
+            return None
+
+
+def _each(seq: Seq) -> tuple[Node, ...]:
+    """The operands of a join of messages that was alone in a commute, its answers in commutes of their own.
+
+    Commutes of one in it are opened at once, however deep they are nested.
+    """
+    each: list[Node] = []
+    stack = list(reversed(seq.operands))
+    while stack:
+        node = stack.pop()
+        match _only(node):
+            case Message() as a:
+                each.append(a)
+                continue
+            case Seq() as a if holds_messages(a):
+                stack += reversed(a.operands)
+                continue
+        if isinstance(node, Seq):
+            stack += reversed(node.operands)
+        else:
+            each.append(Commute((node,)) if isinstance(node, Generate | Chat) else node)
+        check_width(each)
+    return tuple(each)
+
+
+def joins(inner: Commute, outer: Commute) -> bool:
+    """Whether the operands of a commute may become operands of the one of which it is an operand."""
+    return (
+        inner.rung in (None, outer.rung)
+        and inner.anchor in (None, outer.anchor)
+        and inner.separator == outer.separator
+        and (outer.associative or not inner.associative)
+    )
