@@ -71,7 +71,7 @@ class Rig:
         self.header = tuple(self.encode("<|im_start|>user\n"))
         self.answer_header = tuple(self.encode("<|im_start|>assistant\n"))
 
-    def wait(self, work: Awaitable[T], timeout: float = 300) -> T:
+    def wait(self, work: Awaitable[T], timeout: float = 60) -> T:
         async def run() -> T:
             return await work
 

@@ -21,14 +21,17 @@ def start_rig(model_dir: Path) -> Iterator[Start]:
     def start(**options: Any) -> Any:
         key = repr(sorted(options.items()))
         if key not in running:
-            while running:
-                running.popitem()[1].close()
+            stop()
             running[key] = Rig(model_dir, options)
         return running[key]
 
+    def stop() -> None:
+        while running:
+            running.popitem()[1].close()
+
+    start.stop = stop  # type: ignore[attr-defined]
     yield start
-    while running:
-        running.popitem()[1].close()
+    stop()
 
 
 @pytest.fixture(scope="session")

@@ -59,10 +59,6 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
         await task
 
 
-def submitted(rig: Rig, count: int) -> Callable[[Any], bool]:
-    return lambda scheduler: len(rig.engine._backend.queues) >= count
-
-
 def prepare(rig: Rig, kind: str) -> SpanPrompt:
     """A prompt whose spans are new, with repair and a gap; or an outer prompt of leased candidates."""
     if kind == "judge":
@@ -78,7 +74,11 @@ def prepare(rig: Rig, kind: str) -> SpanPrompt:
 def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, kind: str) -> None:
     """Nothing leaks, the next request is right, and a request that lives on is right itself."""
     prompt = prepare(rig, kind)
+    if kind == "judge" and phase == "materialising":
+        rig.wait(rig.engine.reset())
     backend = rig.engine._backend
+    # So few tokens a step that each phase lasts for several.
+    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 5
     backend.pause()
     try:
         task = start(rig, prompt, f"{event}-{phase}")
@@ -90,6 +90,7 @@ def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, 
         elif event == "reset":
             assert backend.engine.reset_prefix_cache(reset_running_requests=True)
     finally:
+        rig.scheduler.max_num_scheduled_tokens = budget
         backend.resume()
     if event == "abort":
         rig.wait(cancelled(task))

@@ -73,8 +73,12 @@ class Families:
                 if not complete:
                     raise AssertionError(f"request {name} ran before its ranges")
                 self._end(name)
-            elif family.fallen:
-                self._fall(name)
+        self.recover()
+
+    def recover(self) -> None:
+        """Bring families down that lost a member, and drop what is left of them."""
+        for name in [name for name, family in self.waiting.items() if family.fallen]:
+            self._fall(name)
         self.settle()
 
     def preempted(self, name: str) -> bool:

@@ -27,7 +27,7 @@ from spanflow.engine.vllm.families import Families
 from spanflow.engine.vllm.hashing import BlockHasher, tail_key
 from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
-from spanflow.engine.vllm.residency import Residency, Tail
+from spanflow.engine.vllm.residency import Residency
 from spanflow.engine.vllm.spawn import internal_request, queue_before
 from spanflow.engine.vllm.state import Family, Internal, SourceState, SpanRequest
 from spanflow.engine.vllm.support import unsupported
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: After so many steps in which the first span request found no memory, plain requests wait behind it.
 _PATIENCE = 100
 
-Found = tuple[list[KVCacheBlock], Tail | None]
+Found = list[KVCacheBlock]
 
 
 class Resolver:
@@ -72,6 +72,7 @@ class Resolver:
         self.counters: Counter[str] = Counter()
         self._step_pins: list[KVCacheBlock] = []
         self._reserve: list[KVCacheBlock] = []
+        self._reserve_owner = ""
         self._starved = 0
 
     @property
@@ -119,8 +120,9 @@ class Resolver:
         self.connector.held.discard(name)
         state = self.known.get(name)
         if state is not None:
-            for tail in state.consumed.values():
-                self.residency.consume(tail)
+            self._consume_leases(state)
+        if name == self._reserve_owner:
+            self._unreserve()
         self.family.parent_gone(name)
         self._leave(name)
         internal = self.internal.get(name)
@@ -202,11 +204,12 @@ class Resolver:
     def resolve(self) -> None:
         """Resolve what can be resolved now; spawn what is missing for the rest."""
         self.sweep()
+        self.family.recover()
         self.residency.expire()
         self.probe.step()
+        self._unreserve()
         if not self.held:
             return
-        self._unreserve()
         scheduler = self.scheduler
         if scheduler.pause_state != PauseState.UNPAUSED:
             return
@@ -229,13 +232,13 @@ class Resolver:
             if not all(found):
                 self._spawn_missing(state, todo, found, front)
                 if front:
-                    self._hold_back(found)
+                    self._hold_back(state, found)
                     self._starved = 0
             elif self._assemble(state, todo, hits, num_cached, found):
                 seats -= 1
                 continue
             else:
-                self._hold_back(found)
+                self._hold_back(state, found)
                 self._starved += 1
                 self.connector.closed = self._starved > _PATIENCE
                 return
@@ -262,9 +265,9 @@ class Resolver:
         if blocks is None:
             return None
         if last <= len(keys.full):
-            return blocks, None
+            return blocks
         tail = self.residency.tail(keys.tail_key, keys.tail)
-        return (blocks + [tail.block], tail) if tail is not None else None
+        return [*blocks, tail.block] if tail is not None else None
 
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
         """Say, once for each source, whether it was here, is new, or was evicted."""
@@ -312,7 +315,7 @@ class Resolver:
     ) -> bool:
         """Allocate, queue the moves, and hand parent and ranges to vLLM. False where memory is short."""
         request, manager = state.request, self.manager
-        pins = [block for item in found if item for block in item[0]]
+        pins = [block for item in found if item for block in item]
         self.residency.pin(pins)
         placed = manager.allocate_slots(
             request,
@@ -329,9 +332,7 @@ class Resolver:
         table = manager.get_blocks(request.request_id).get_block_ids()[0]
         for segment, item in zip(todo.segments, found, strict=True):
             assert item is not None
-            self.connector.pending.moves.append(self._move(segment, item[0], table))
-            if item[1] is not None:
-                state.consumed[id(item[1])] = item[1]
+            self.connector.pending.moves.append(self._move(segment, item, table))
         moved = sum(segment.end - segment.start for segment in todo.segments)
         if request.prefill_stats is not None and request.num_preemptions <= 0:
             request.prefill_stats.set(request.num_prompt_tokens, num_cached, moved)
@@ -355,14 +356,22 @@ class Resolver:
             segment.delta,
         )
 
-    def _hold_back(self, found: list[Found | None]) -> None:
-        """Pin what the first span request has already, until the next step looks again."""
-        self._reserve = [block for item in found if item for block in item[0]]
+    def _hold_back(self, state: SpanRequest, found: list[Found | None]) -> None:
+        """Pin what the first span request has already, until the next step looks again, or it is gone."""
+        self._reserve_owner = state.request.request_id
+        self._reserve = [block for item in found if item for block in item]
         self.residency.pin(self._reserve)
 
     def _unreserve(self) -> None:
         reserve, self._reserve = self._reserve, []
         self.residency.unpin(reserve)
+
+    def _consume_leases(self, state: SpanRequest) -> None:
+        """A finished request is done with the generations that it took over, whether moved or found assembled."""
+        for source in state.sources:
+            tail = self.residency.tail(source.keys.tail_key, source.keys.tail)
+            if tail is not None:
+                self.residency.consume(tail)
 
     def _leave(self, name: str) -> None:
         """A request waits for sources no more."""

@@ -10,7 +10,6 @@ from spanflow.engine.vllm.assembly import Assembly, Range, moved
 from spanflow.engine.vllm.contract import Request
 from spanflow.engine.vllm.hashing import SourceKeys
 from spanflow.engine.vllm.payload import Ask
-from spanflow.engine.vllm.residency import Tail
 from spanflow.lowering.prompt import SpanPrompt
 
 
@@ -41,7 +40,6 @@ class SpanRequest:
     moved_tokens: int = 0
     internal_tokens: int = 0
     num_families: int = 0
-    consumed: dict[int, Tail] = field(default_factory=dict)
     answers: dict[str, object] = field(default_factory=dict)
 
     def reports(self) -> tuple[SpanReport, ...]:

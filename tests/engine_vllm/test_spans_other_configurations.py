@@ -1,0 +1,153 @@
+"""Other block sizes, adapters, models that cannot serve spans, and stock for comparison."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm_rig import Judge, Rig, difference, generate_candidates, probability_difference
+
+from spanflow.engine.vllm.client import VllmEngine
+from spanflow.errors import ModelError, SpansUnsupported
+from spanflow.lowering.prompt import SpanPrompt
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.fixture
+def rig(start_rig: Any) -> Rig:
+    """Blocks of 128 tokens: vLLM's own default on a CPU."""
+    rig: Rig = start_rig(in_process=True, max_model_len=2048, kv_cache_gib=0.6, block_size=128)
+    return rig
+
+
+def test_blocks_of_128(rig: Rig, judge: Judge) -> None:
+    """Cold and warm, gaps, repair, leases."""
+    documents = [rig.document(n, 7) for n in range(3)]
+    prompt = rig.prompt(documents, repair=12)
+    cold, warm = rig.one(prompt), rig.one(prompt)
+    judge.check(cold, rig.one(rig.prompt(documents[::-1])))
+    assert difference(cold, warm) < 1e-5
+    inner = generate_candidates(rig, 3)
+    outer = rig.judge(inner, repair=4)
+    leased = rig.one(outer)
+    assert leased.statuses == ["hit"] * 3
+    judge.check(leased)
+    rig.reset()
+    assert probability_difference(leased, rig.one(outer)) < 1e-5
+    assert rig.audit()["blocks"] < 200
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, str]:
+    """Two LoRA adapters of rank 8 with random weights, in the format of the peft library."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = json.loads((model_dir / "config.json").read_text())
+    size, width = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
+    paths = {}
+    for number, name in enumerate(("red", "blue")):
+        path = tmp_path_factory.mktemp(name)
+        random = torch.Generator().manual_seed(number)
+        weights = {}
+        for layer in range(config["num_hidden_layers"]):
+            stem = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+            weights[f"{stem}.lora_A.weight"] = torch.randn(8, size, generator=random) * 0.05
+            weights[f"{stem}.lora_B.weight"] = torch.randn(width, 8, generator=random) * 0.05
+        save_file(weights, path / "adapter_model.safetensors")
+        about = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
+        (path / "adapter_config.json").write_text(json.dumps(about))
+        paths[name] = str(path)
+    return paths
+
+
+def test_adapters_share_nothing(start_rig: Any, adapters: dict[str, str]) -> None:
+    rig: Rig = start_rig(in_process=True, max_model_len=1024, kv_cache_gib=0.3, adapters=adapters)
+    prompt = rig.prompt([rig.document(1), rig.document(2)], repair=4)
+    base = rig.one(prompt)
+    red = rig.one(prompt, adapter="red")
+    assert "hit" not in red.statuses
+    assert rig.one(prompt, adapter="red").statuses == ["hit", "hit"]
+    blue = rig.one(prompt, adapter="blue")
+    assert "hit" not in blue.statuses
+    exact = {name: rig.one(rig.prompt([rig.document(1), rig.document(2)], repair=9999), adapter=name) for name in adapters}
+    assert len({round(a.logprobs[0][max(a.logprobs[0], key=a.logprobs[0].get)], 6) for a in (base, red, blue)}) == 3
+    assert set(exact) == {"red", "blue"}
+    again = rig.one(prompt)
+    assert again.statuses == ["hit", "hit"]
+    assert difference(base, again) < 1e-5
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
+    """A tiny model of the same family with a rotary embedding that changes with the length of the prompt."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    path = tmp_path_factory.mktemp("dynamic")
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
+        eos_token_id=2,
+        bos_token_id=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(path)
+    for file in model_dir.glob("tokenizer*"):
+        shutil.copy(file, path)
+    shutil.copy(model_dir / "chat_template.jinja", path)
+    return path
+
+
+async def test_a_model_that_cannot_serve_spans_runs_exactly_and_says_why(
+    start_rig: Any, other_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stop_running(start_rig)
+    with pytest.raises(SpansUnsupported, match=r"type 'dynamic'.*without require_spans"):
+        await VllmEngine.start(str(other_model), in_process=True, kv_cache_gib=0.1, require_spans=True)
+    with caplog.at_level(logging.WARNING, "spanflow"):
+        rig = await _rig(other_model)
+    try:
+        warnings = [r.getMessage() for r in caplog.records if r.name == "spanflow"]
+        assert len(warnings) == 1
+        assert "'dynamic'" in warnings[0]
+        assert "'dynamic'" in rig.engine.info.spans_unsupported
+        prompt = await _in_thread(rig.prompt, [rig.document(1, 1), rig.document(2, 1)])
+        spans = await _in_thread(rig.one, prompt)
+        plain = await _in_thread(rig.one, SpanPrompt(prompt.token_ids))
+        assert spans.statuses == ["unsupported"] * 2
+        assert difference(spans, plain) == 0
+    finally:
+        await _in_thread(rig.close)
+
+
+async def _in_thread(work: Any, *args: Any) -> Any:
+    import asyncio
+
+    return await asyncio.to_thread(work, *args)
+
+
+async def _rig(model: Path) -> Rig:
+    return await _in_thread(lambda: Rig(model, {"in_process": True, "kv_cache_gib": 0.1, "max_model_len": 512}))
+
+
+def stop_running(start_rig: Any) -> None:
+    """One engine at a time: the shared one is stopped before a test starts its own."""
+    start_rig.stop()
+
+
+async def test_a_broken_model_directory(start_rig: Any, tmp_path: Path) -> None:
+    stop_running(start_rig)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=str(tmp_path)):
+        await VllmEngine.start(str(tmp_path), in_process=True, kv_cache_gib=0.1)

@@ -1,0 +1,93 @@
+"""A small pool: eviction, pressure, two parents that do not fit together, many novel orders."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from vllm_rig import Judge, Rig, generate_candidates
+
+pytestmark = pytest.mark.vllm
+
+#: Bytes of KV per block of 32 tokens of the default model in float32: 30 layers, K and V, 3 heads of 64.
+_BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * 32
+
+
+@pytest.fixture(scope="module")
+def rig(start_rig: Any) -> Rig:
+    """64 blocks, 2,048 tokens."""
+    rig: Rig = start_rig(in_process=True, max_model_len=1024, kv_cache_gib=(65 * _BLOCK_BYTES + 4096) / (1 << 30))
+    return rig
+
+
+def test_pressure_at_twice_the_pool(rig: Rig, judge: Judge) -> None:
+    """Documents of twice the pool, used again and again: some are evicted, all answers are right."""
+    documents = [rig.document(n, 5) for n in range(30)]
+    assert sum(map(len, documents)) > 2 * 32 * rig.audit()["blocks"] * 0.9
+    order = random.Random(5)
+    prompts = [rig.prompt(order.sample(documents, 3), f"Q{n}?", repair=4) for n in range(12)]
+    answers = [rig.one(prompt) for prompt in prompts] + rig.ask(*prompts[::-1])
+    judge.check(*answers)
+    assert "evicted" in {status for answer in answers for status in answer.statuses}
+
+
+def test_two_parents_that_together_exceed_the_pool_both_finish(rig: Rig, judge: Judge) -> None:
+    prompts = [rig.prompt([rig.document(n * 5 + k, 6) for k in range(4)], f"Q{n}?", repair=6) for n in range(3)]
+    needed = [2 * len(prompt) / 32 for prompt in prompts]
+    assert sum(needed[:2]) > rig.audit()["blocks"]
+    judge.check(*rig.ask(*prompts, max_tokens=4))
+
+
+def test_spans_that_can_not_fit_run_exactly(rig: Rig, judge: Judge) -> None:
+    """The same each time, so that warm and cold agree."""
+    prompt = rig.prompt([rig.document(n, 8) for n in range(5)])
+    assert 2 * len(prompt) > 32 * rig.audit()["blocks"] * 0.9
+    from spanflow.lowering.prompt import SpanPrompt
+
+    for _ in range(2):
+        answer = rig.one(prompt)
+        if answer.statuses != ["unsupported"] * 5:
+            pytest.fail(f"expected exact execution, got {answer.statuses}")
+        assert "the KV pool's" in answer.spans[0].why
+        assert judge.distance(answer, SpanPrompt(prompt.token_ids)) < 1e-4
+
+
+def test_running_answers_are_preempted_under_pressure(rig: Rig, judge: Judge) -> None:
+    """Long answers of span requests and plain ones outgrow the pool; vLLM preempts, everybody ends right."""
+    before = rig.audit().get("preemptions", 0)
+    spans = [rig.prompt([rig.document(n, 4), rig.document(n + 1, 4)], f"Q{n}?", repair=3) for n in range(4)]
+    plain = [rig.chat(f"Tell a long story about number {n}.") for n in range(6)]
+
+    async def together() -> list[Any]:
+        work = [rig.run(p, 180) for p in (*spans, *plain)]
+        return list(await asyncio.gather(*work))
+
+    answers = rig.wait(together(), 600)
+    judge.check(*answers)
+    assert rig.audit()["preemptions"] > before
+
+
+def test_leases_yield_to_pressure(rig: Rig, judge: Judge) -> None:
+    """A leased block may be taken; then its candidate is computed again, and the report says so."""
+    inner = generate_candidates(rig, 3, max_tokens=20)
+    assert rig.audit()["leases"] >= 1
+    rig.ask(*[rig.chat(f"Tell a long story about number {n}.") for n in range(12)], max_tokens=160)
+    answer = rig.one(rig.judge(inner))
+    assert "evicted" in answer.statuses or "new" in answer.statuses
+    judge.check(answer)
+
+
+def test_fifty_novel_orders_without_decay(rig: Rig) -> None:
+    """3 of 20 documents in novel orders; the pool holds half of them. The hit rate does not fall."""
+    rig.reset()
+    documents = [rig.document(n, 4) for n in range(14)]
+    order = random.Random(7)
+    hits = []
+    for _ in range(50):
+        answer = rig.one(rig.prompt(order.sample(documents, 3)))
+        hits.append(answer.statuses.count("hit"))
+    second, last = sum(hits[10:30]), sum(hits[30:])
+    assert second > 0
+    assert last >= 0.7 * second
