@@ -176,11 +176,12 @@ class _Run:
     def change(self, frame: _Frame, new: Node) -> None:
         """Put another node in the place of a frame's. Raises OptimizerError where it has been there before."""
         if new.digest in frame.seen:
-            rules = dict.fromkeys(step.rule for step in self.steps[frame.seen[new.digest] :])
+            since = self.steps[frame.seen[new.digest] :]
+            rules = dict.fromkeys(step.rule for step in since)
             raise OptimizerError(
-                f"pass {self.name!r}: {_names(rules)} go round in a circle at {short_path(frame.place.path())}: after "
-                f"{len(self.steps) - frame.seen[new.digest]} rewrites the {type(new).__name__} is what it was; "
-                "at least one of these laws must be written in one direction only"
+                f"pass {self.name!r}: {_names(rules)} {'goes' if len(rules) == 1 else 'go'} round in a circle at "
+                f"{short_path(frame.place.path())}: after {len(since)} rewrites the {type(new).__name__} is what it "
+                "was; at least one of these laws must be written in one direction only"
             )
         frame.seen[new.digest] = len(self.steps)
         frame.node = new
@@ -193,11 +194,12 @@ class _Run:
             self.budget = _FREE_STEPS + _STEPS_PER_NODE * _num_nodes(self.root)
         if len(self.steps) <= self.budget and len(children(new)) <= max(self.budget, _FREE_STEPS):
             return
-        late = Counter(late.rule for late in self.steps[-100:])
+        late = dict(Counter(late.rule for late in self.steps[-100:]).most_common(3))
         raise OptimizerError(
             f"pass {self.name!r} does not come to rest: {len(self.steps):,} rewrites of a query of "
-            f"{_num_nodes(self.root):,} nodes, {self.budget:,} allowed, and {_names(dict(late.most_common(3)))} still "
-            f"apply, last at {short_path(step.path)}; a law must make something smaller"
+            f"{_num_nodes(self.root):,} nodes, {self.budget:,} allowed, and {_names(late)} still "
+            f"{'applies' if len(late) == 1 else 'apply'}, last at {short_path(step.path)}; a law must make something "
+            "smaller"
         )
 
 
