@@ -78,7 +78,7 @@ def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, 
         rig.wait(rig.engine.reset())
     backend = rig.engine._backend
     # So few tokens a step that each phase lasts for several.
-    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 5
+    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 11
     backend.pause()
     try:
         task = start(rig, prompt, f"{event}-{phase}")
@@ -101,7 +101,7 @@ def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, 
 
 
 async def _until(reached: Callable[[], bool]) -> None:
-    while not reached():
+    while not reached():  # noqa: ASYNC110 - set by another thread
         await asyncio.sleep(0.005)
 
 

@@ -75,7 +75,9 @@ def test_adapters_share_nothing(start_rig: Any, adapters: dict[str, str]) -> Non
     assert rig.one(prompt, adapter="red").statuses == ["hit", "hit"]
     blue = rig.one(prompt, adapter="blue")
     assert "hit" not in blue.statuses
-    exact = {name: rig.one(rig.prompt([rig.document(1), rig.document(2)], repair=9999), adapter=name) for name in adapters}
+    exact = {
+        name: rig.one(rig.prompt([rig.document(1), rig.document(2)], repair=9999), adapter=name) for name in adapters
+    }
     assert len({round(a.logprobs[0][max(a.logprobs[0], key=a.logprobs[0].get)], 6) for a in (base, red, blue)}) == 3
     assert set(exact) == {"red", "blue"}
     again = rig.one(prompt)

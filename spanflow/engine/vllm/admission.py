@@ -1,4 +1,4 @@
-"""A request with a payload comes in: read it, check it, and decide whether its spans are served or computed in context."""
+"""A request with a payload comes in: read it, check it, decide whether its spans are served or computed in context."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
         for number, span in enumerate(prompt.spans):
             check_anchor(spans, request, prompt, number, span)
     except QueryError as error:
-        spans.known[request.request_id] = SpanRequest(
-            request, Ask(), SpanPrompt(tokens), answers={"error": str(error)}
-        )
+        spans.known[request.request_id] = SpanRequest(request, Ask(), SpanPrompt(tokens), answers={"error": str(error)})
         spans.refuse(request)
         return
     if ask.lease is not None:
@@ -49,8 +47,9 @@ def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) ->
     if state.exact:
         return
     state.assembly = assemble(kept)
+    sources = [segment.source for segment in state.assembly.segments]
     state.sources = tuple(
-        SourceState(segment.source, source_keys(request, segment.source, spans.block_size, spans.hash_fn)) for segment in state.assembly.segments
+        SourceState(source, source_keys(request, source, spans.block_size, spans.hash_fn)) for source in sources
     )
     # The request's own hashes must know of the spans before anybody looks its prefix up.
     request.block_hashes.clear()
@@ -80,14 +79,15 @@ def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt) -> str:
     for segment in assemble(prompt).segments:
         source = segment.source
         if len(source) + 1 > spans.scheduler.max_model_len:
-            return f"a span behind its anchor has {len(source)} tokens, too many for the window of {spans.scheduler.max_model_len}"
+            window = spans.scheduler.max_model_len
+            return f"a span behind its anchor has {len(source)} tokens, too many for the window of {window}"
         if source.spans and (why := why_exact(spans, request, source) or why_too_big(spans, source, 1)):
             return why
     return why_too_big(spans, prompt, params.max_tokens or 1 if params is not None else 1)
 
 
 def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
-    """Why sources and prompt can't be in the pool together, or ''. Depends on sizes alone, so it is the same each time."""
+    """Why sources and prompt can't be in the pool together, or ''. Depends on sizes alone: the same each time."""
     size = spans.block_size
     needed: dict[bytes, int] = {}
     largest = -(-(len(prompt) + max_tokens) // size)
@@ -113,12 +113,12 @@ def check_anchor(spans: Resolver, request: Request, prompt: SpanPrompt, number: 
         inner = SpanPrompt(anchor.token_ids + taken, anchor.spans)
         if (*tenant(request), inner.digest) in spans.residency.inner_prompts:
             return
-        raise QueryError(f"span {number} takes over the output of an inner prompt that this tenant never ran under a lease")
+        raise QueryError(
+            f"span {number} takes over the output of an inner prompt that this tenant never ran under a lease"
+        )
     if anchor == NO_ANCHOR or (not anchor.spans and anchor.token_ids in spans.headers):
         return
-    before = SpanPrompt(
-        prompt.token_ids[: len(anchor)], tuple(s for s in prompt.spans if s.end <= len(anchor))
-    )
+    before = SpanPrompt(prompt.token_ids[: len(anchor)], tuple(s for s in prompt.spans if s.end <= len(anchor)))
     if len(anchor) <= span.start and anchor == before:
         return
     if not anchor.spans and _within(anchor.token_ids, prompt.token_ids[: span.start]):
@@ -132,8 +132,4 @@ def check_anchor(spans: Resolver, request: Request, prompt: SpanPrompt, number: 
 def _within(needle: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
     """Whether `needle` stands somewhere in `tokens`."""
     width = len(needle)
-    return any(
-        tokens[at : at + width] == needle
-        for at in range(len(tokens) - width + 1)
-        if tokens[at] == needle[0]
-    )
+    return any(tokens[at : at + width] == needle for at in range(len(tokens) - width + 1) if tokens[at] == needle[0])

@@ -87,5 +87,3 @@ def split(ranges: tuple[Range, ...], limit: int) -> tuple[Range, ...]:
     if limit <= 0:
         return ranges
     return tuple((low, min(low + limit, end)) for start, end in ranges for low in range(start, end, limit))
-
-

@@ -30,7 +30,9 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
     problems += [f"block table of {name!r}, which is no request" for name in tables.keys() - live]
     problems += [f"held request {name!r} is gone" for name in spans.held.keys() - live]
     problems += [f"state of {name!r} outlived it" for name in spans.known.keys() - live - spans.ended]
-    problems += [f"internal request {name!r} outlived its finish" for name in spans.internal.keys() - live - spans.ended]
+    problems += [
+        f"internal request {name!r} outlived its finish" for name in spans.internal.keys() - live - spans.ended
+    ]
     problems += [f"family of {name!r} outlived it" for name in spans.families.keys() - live]
     queued = {id(request) for queue in (scheduler.waiting, scheduler.kv_holding_waiting) for request in queue}
     queued |= {id(request) for request in scheduler.running}

@@ -13,17 +13,21 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import torch
-from vllm import AsyncEngineArgs, SamplingParams
-from vllm.config import KVTransferConfig
-from vllm.lora.request import LoRARequest
-from vllm.platforms import current_platform
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor.abstract import Executor
 
 from spanflow.engine.protocol import EngineRequest
+from spanflow.engine.vllm.contract import (
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineDeadError,
+    Executor,
+    KVTransferConfig,
+    LLMEngine,
+    LoRARequest,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+    current_platform,
+)
 from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError
 
 
@@ -125,7 +129,9 @@ class AsyncBackend:
             async for piece in pieces:
                 yield piece
         except EngineDeadError as error:
-            raise EngineDied(f"vLLM's engine stopped while {request.request_id} was in flight; open a new session") from error
+            raise EngineDied(
+                f"vLLM's engine stopped while {request.request_id} was in flight; open a new session"
+            ) from error
         except ValueError as error:
             raise QueryError(f"vLLM refused {request.request_id}: {error}") from error
         finally:
@@ -242,7 +248,7 @@ class StepBackend:
                     if self.stopping:
                         return
                     self._step()
-        except BaseException as error:  # the engine is broken: everybody who waits for it must know
+        except BaseException as error:  # noqa: BLE001 - the engine is broken: everybody who waits for it must know
             self.failure = error
             for queue in list(self.queues.values()):
                 self.loop.call_soon_threadsafe(queue.put_nowait, error)

@@ -72,7 +72,7 @@ class VllmEngine:
             from spanflow.engine.vllm import backend, contract
         except ImportError as error:
             raise EngineUnavailable(
-                f"vLLM can't be imported ({error}). Install it with: pip install 'spanflow[cpu]' (or [cuda] on a GPU machine)"
+                f"vLLM can't be imported ({error}). Install it with: pip install 'spanflow[cpu]', or [cuda] for a GPU"
             ) from error
         if spans:
             contract.check()
@@ -257,5 +257,3 @@ def _report(piece: Any) -> Any:
 
 def _logprobs(completion: Any) -> tuple[Mapping[int, float], ...]:
     return tuple({token: value.logprob for token, value in step.items()} for step in completion.logprobs or ())
-
-

@@ -10,8 +10,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
-from vllm import SamplingParams
-from vllm.config import VllmConfig
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -20,6 +20,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
@@ -35,6 +38,10 @@ from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.engine.llm_engine import LLMEngine
+from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
@@ -79,6 +86,17 @@ NAMES: dict[type, tuple[str, ...]] = {
     SupportsHMA: ("request_finished_all_groups",),
     Request: ("update_block_hashes", "is_finished", "num_tokens"),
     PrefillStats: ("set",),
+    AsyncLLM: ("from_engine_args", "generate", "get_tokenizer", "reset_prefix_cache", "shutdown"),
+    LLMEngine: (
+        "abort_request",
+        "add_request",
+        "get_tokenizer",
+        "has_unfinished_requests",
+        "reset_prefix_cache",
+        "step",
+    ),
+    AsyncEngineArgs: ("create_engine_config",),
+    Executor: ("get_class",),
     PauseState: ("UNPAUSED",),
     RequestStatus: ("FINISHED_ABORTED", "FINISHED_ERROR", "RUNNING", "is_finished"),
 }
@@ -113,6 +131,7 @@ REQUEST_ATTRIBUTES = (
     "mm_features",
     "num_computed_tokens",
     "num_preemptions",
+    "num_prompt_tokens",
     "prefill_stats",
     "priority",
     "prompt_embeds",
@@ -124,6 +143,8 @@ REQUEST_ATTRIBUTES = (
     "status",
     "_block_hasher",
 )
+QUEUE_ATTRIBUTES = ("add_request", "prepend_request", "remove_request")
+OUTPUT_ATTRIBUTES = ("has_sync_kv_loads", "num_scheduled_tokens", "total_num_scheduled_tokens")
 POOL_ATTRIBUTES = ("blocks", "hash_block_size", "num_gpu_blocks")
 MANAGER_ATTRIBUTES = ("block_pool", "coordinator", "enable_caching")
 COORDINATOR_ATTRIBUTES = ("single_type_managers",)
@@ -157,7 +178,7 @@ def check() -> None:
     missing = [name for owner, names in NAMES.items() for name in _missing(owner, names)]
     if not low <= minor < high or missing:
         raise EngineUnavailable(
-            f"vLLM {found} is installed; spans were built for {low[0]}.{low[1]} up to, not including, {high[0]}.{high[1]}"
+            f"vLLM {found} is installed; spans were built for {low[0]}.{low[1]} up to (not with) {high[0]}.{high[1]}"
             + (f", and these names are gone: {', '.join(missing)}" if missing else "")
             + ". Install a version in that range, or open the session with engine='oracle'."
         )
@@ -170,6 +191,7 @@ def check_scheduler(scheduler: Any) -> None:
     coordinator = manager.coordinator
     missing = [
         *_missing(scheduler, SCHEDULER_ATTRIBUTES),
+        *_missing(scheduler.waiting, QUEUE_ATTRIBUTES),
         *_missing(manager, MANAGER_ATTRIBUTES),
         *_missing(pool, POOL_ATTRIBUTES),
         *_missing(coordinator, COORDINATOR_ATTRIBUTES),
@@ -188,11 +210,15 @@ def check_scheduler(scheduler: Any) -> None:
 
 
 __all__ = [
+    "AsyncEngineArgs",
+    "AsyncLLM",
     "AsyncScheduler",
     "BlockHash",
     "BlockPool",
     "EngineCoreOutput",
     "EngineCoreOutputs",
+    "EngineDeadError",
+    "Executor",
     "FullAttentionManager",
     "FullAttentionSpec",
     "KVCacheBlock",
@@ -204,16 +230,22 @@ __all__ = [
     "KVConnectorRole",
     "KVConnectorStats",
     "KVConnectorWorkerMetadata",
+    "KVTransferConfig",
+    "LLMEngine",
+    "LoRARequest",
     "ModelRunnerOutput",
     "PauseState",
     "Request",
+    "RequestOutputKind",
     "RequestStatus",
     "SamplingParams",
     "SchedulerOutput",
+    "StructuredOutputsParams",
     "SupportsHMA",
     "VllmConfig",
     "check",
     "check_scheduler",
+    "current_platform",
     "generate_block_hash_extra_keys",
     "get_hash_fn_by_name",
     "hash_block_tokens",

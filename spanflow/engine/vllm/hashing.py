@@ -45,6 +45,7 @@ class BlockHasher:
         self.spans = spans
 
     def __call__(self, request: Request) -> list[BlockHash]:
+        """The hashes of the full blocks that the request has no hash for yet."""
         done = len(request.block_hashes)
         parent = request.block_hashes[-1] if done else None
         return chain(request, request.all_token_ids, self.spans, self.block_size, self.hash_fn, done, parent)

@@ -82,7 +82,9 @@ class _Reader:
     def take(self, count: int, what: str) -> tuple[int, ...]:
         values = tuple(self.values[self.at : self.at + count])
         if count < 0 or len(values) < count:
-            raise QueryError(f"spans payload ends at int {len(self.values)} inside {what} (needs {count} from {self.at})")
+            raise QueryError(
+                f"spans payload ends at int {len(self.values)} inside {what} (needs {count} from {self.at})"
+            )
         for value in values:
             if type(value) is not int:
                 raise QueryError(f"spans payload: {what} holds {value!r}; only ints are allowed")
@@ -126,7 +128,9 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
             if not -1 <= anchor < len(anchors):
                 raise QueryError(f"span {number} of {what}: anchor {anchor} is not one of the {len(anchors)} before it")
             if start < 1:
-                raise QueryError(f"span {number} of {what} starts at token {start}; at least one token must stand before")
+                raise QueryError(
+                    f"span {number} of {what} starts at token {start}; at least one token must stand before"
+                )
             found.append(
                 Span(start, end, NO_ANCHOR if anchor < 0 else anchors[anchor], repair, None if taken < 0 else taken)
             )
@@ -140,7 +144,9 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
     if reader.at != size:
         raise QueryError(f"spans payload: {size - reader.at} ints are left over behind the last span")
     if prompt.spans and prompt.spans[-1].end >= len(prompt):
-        raise QueryError(f"the last span ends at token {prompt.spans[-1].end}, the end of the prompt; leave one token behind it")
+        raise QueryError(
+            f"the last span ends at token {prompt.spans[-1].end}, the end of the prompt; leave one token behind it"
+        )
     return Ask(
         spans=prompt.spans,
         lease=Lease(consumers, millis / 1000) if flags & _LEASE else None,

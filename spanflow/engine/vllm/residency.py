@@ -67,7 +67,12 @@ class Residency:
         return None
 
     def keep(
-        self, key: bytes, tokens: tuple[int, ...], block: KVCacheBlock, lease: Lease | None = None, lease_id: Hashable = None
+        self,
+        key: bytes,
+        tokens: tuple[int, ...],
+        block: KVCacheBlock,
+        lease: Lease | None = None,
+        lease_id: Hashable = None,
     ) -> None:
         """Remember a block that its request has just freed; the caller's one reference is given up here."""
         tail = Tail(key, tokens, block, lease, lease_id)

@@ -1,4 +1,4 @@
-"""vLLM's scheduler, extended: span requests wait until their sources exist, then are assembled and computed in one step.
+"""vLLM's scheduler, extended: span requests wait for their sources, then are assembled and computed in one step.
 
 Each call of `schedule()` first resolves waiting span requests (`resolver`), then lets vLLM schedule,
 then checks that no member of a family ran before the ones it depends on. Requests without spans
@@ -62,7 +62,7 @@ class SpanScheduler(AsyncScheduler):
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take the step's outputs; those of internal requests end here, those of span requests carry their report."""
-        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(scheduler_output, model_runner_output)
         spans = self.spans
         if spans.internal or spans.known:
             for client in outputs.values():
@@ -76,9 +76,7 @@ class SpanScheduler(AsyncScheduler):
         spans.sweep()
         return outputs
 
-    def finish_requests(
-        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
-    ) -> list[Request]:
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         """Finish requests with all that was spawned for them; what comes back are the caller's."""
         if request_ids is not None:
             ids = {request_ids} if isinstance(request_ids, str) else set(request_ids)
@@ -87,9 +85,9 @@ class SpanScheduler(AsyncScheduler):
         return [request for request in finished if request.request_id not in self.spans.internal]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached KV: leases and pins first, and with them, where running requests are reset, all families."""
+        """Forget all cached KV: leases and pins first, and families where running requests start again."""
         self.spans.forget(families=reset_running_requests)
-        done = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        done: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
         self.spans.settle()
         return done
 

@@ -44,8 +44,8 @@ class SpanRequest:
 
     def reports(self) -> tuple[SpanReport, ...]:
         """One report per span of the original prompt."""
-        statuses = dict(zip((s.span for s in self.assembly.segments), self.sources, strict=True)) if self.assembly else {}
-        kept = {span: number for number, span in enumerate(self.prompt.spans)} if self.assembly else {}
+        # The first source is the head's; the others stand in the order of the effective prompt's spans.
+        sources = dict(zip(self.prompt.spans, self.sources[1:], strict=True)) if self.assembly else {}
         out = []
         for span in self.ask.spans:
             part = moved(span)
@@ -54,8 +54,7 @@ class SpanRequest:
             elif part is None:
                 out.append(SpanReport(span.start, span.end, "hit", repaired=len(span), why="repaired whole"))
             else:
-                state = statuses.get(kept[span])
-                status = (state.status if state else None) or "hit"
+                status = sources[span].status or "hit"
                 last = 1 if span.is_generated else 0
                 out.append(SpanReport(span.start, span.end, status, part[1] - part[0], span.repair, last, _why(status)))
         return tuple(out)

@@ -58,13 +58,22 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
             bool(groups) and bool(getattr(groups[0].kv_cache_spec, "sliding_window", None)),
             "some of its layers attend in a sliding window",
         ),
-        (bool(getattr(groups[0].kv_cache_spec, "attention_chunk_size", None)) if groups else False, "it attends in chunks"),
+        (
+            bool(getattr(groups[0].kv_cache_spec, "attention_chunk_size", None)) if groups else False,
+            "it attends in chunks",
+        ),
         (len(set(getattr(config, "layer_types", None) or ["full"])) > 1, "its layers are of different types"),
-        (cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"), f"its KV is quantised ({cache.cache_dtype})"),
+        (
+            cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"),
+            f"its KV is quantised ({cache.cache_dtype})",
+        ),
         (vllm_config.speculative_config is not None, "speculative decoding is on"),
         (parallel.decode_context_parallel_size > 1, "context parallelism is on"),
         (parallel.prefill_context_parallel_size > 1, "context parallelism is on"),
-        (bool(getattr(parallel, "enable_dbo", False)), "dual-batch overlap is on (it breaks 'written before attention reads')"),
+        (
+            bool(getattr(parallel, "enable_dbo", False)),
+            "dual-batch overlap is on, which reads before all is written",
+        ),
         (
             vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events,
             "KV events are on",
