@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-
 from spanflow.engine.oracle_model import OracleModel
 from spanflow.engine.protocol import EngineOutput, EngineRequest, Lease
 from spanflow.engine.vllm.client import VllmEngine
@@ -140,9 +139,7 @@ class Rig:
         """One request to its end. `options` are fields of Sampling and of EngineRequest."""
         sampling = {k: options.pop(k) for k in ("temperature", "seed", "stop") if k in options}
         options.setdefault("logprobs", 10)
-        request = EngineRequest(
-            name or f"test-{next(_NAMES)}", prompt, Sampling(max_tokens, **sampling), **options
-        )
+        request = EngineRequest(name or f"test-{next(_NAMES)}", prompt, Sampling(max_tokens, **sampling), **options)
         ids: tuple[int, ...] = ()
         text, logprobs = "", ()
         last = EngineOutput()
@@ -234,5 +231,3 @@ def generate_candidates(rig: Rig, count: int, max_tokens: int = 24, **options: A
         return list(await asyncio.gather(*work))
 
     return rig.wait(together())
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,7 @@ from spanflow.engine.vllm.contract import (
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorRole,
+    KVConnectorStats,
     KVConnectorWorkerMetadata,
     Request,
     SchedulerOutput,
@@ -21,6 +24,7 @@ from spanflow.engine.vllm.contract import (
     VllmConfig,
 )
 from spanflow.engine.vllm.layout import layer_views
+from spanflow.engine.vllm.metrics import Reporter, SpanMetrics, SpanStats
 from spanflow.engine.vllm.support import rotation
 from spanflow.kernels.reference import KVView, Move, run_moves
 
@@ -34,15 +38,22 @@ class StepMoves(KVConnectorMetadata):
 
 
 @dataclass
-class ProbeResult(KVConnectorWorkerMetadata):
-    """The largest difference between a rotated key and the key computed in its place, relative to its length."""
+class StepResult(KVConnectorWorkerMetadata):
+    """What the worker has to say of a step.
 
-    error: float
+    `move_microseconds` is the time that its moves took by the worker's clock (on a GPU that of launching them).
+    `probe_error` is the largest difference between a rotated key and the key computed in its place, relative to its
+    length; None without a probe.
+    """
+
+    move_microseconds: int = 0
+    probe_error: float | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Of several workers the worst counts."""
-        assert isinstance(other, ProbeResult)
-        return ProbeResult(max(self.error, other.error))
+        """Of several workers, which run at the same time, the slowest and the worst count."""
+        assert isinstance(other, StepResult)
+        errors = [error for error in (self.probe_error, other.probe_error) if error is not None]
+        return StepResult(max(self.move_microseconds, other.move_microseconds), max(errors, default=None))
 
 
 class SpanConnector(KVConnectorBase_V1, SupportsHMA):
@@ -55,9 +66,11 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         self.closed = False
         self.internal: Container[str] = ()
         self.probe_error: float | None = None
+        self.counters: Counter[str] = Counter()
         self.finished: Any = None
+        self.reporter: Reporter | None = None
         self._views: list[KVView] = []
-        self._result: ProbeResult | None = None
+        self._result: StepResult | None = None
 
     @property
     def requires_kv_delivery(self) -> bool:
@@ -85,11 +98,33 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         """The report of a span request goes back with its last output."""
         return False, self.finished(request) if self.finished is not None else None
 
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """The counters since the last call, for vLLM's log and Prometheus."""
+        return self.reporter.take() if self.reporter is not None else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """Reports that come from another process."""
+        return SpanStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type, type],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Any:
+        """Counters in the registry of vLLM's server."""
+        return SpanMetrics(metric_types, labelnames, per_engine_labelvalues)
+
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Take a probe's result."""
+        """Take the worker's result of a step."""
         result = connector_output.kv_connector_worker_meta
-        if isinstance(result, ProbeResult):
-            self.probe_error = result.error
+        if isinstance(result, StepResult):
+            self.counters["move_microseconds"] += result.move_microseconds
+            if result.probe_error is not None:
+                self.probe_error = result.probe_error
 
     # The worker's side.
 
@@ -107,12 +142,15 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         step = self._get_connector_metadata()
         assert isinstance(step, StepMoves)
         if step.moves:
+            begun = time.perf_counter_ns()
             run_moves(self._views, step.moves)
+            self._result = StepResult((time.perf_counter_ns() - begun) // 1000)
         if step.probes:
-            self._result = ProbeResult(max(self._views[0].key_error(*probe) for probe in step.probes))
+            error = max(self._views[0].key_error(*probe) for probe in step.probes)
+            self._result = StepResult(self._result.move_microseconds if self._result else 0, error)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Hand a probe's result back."""
+        """Hand the step's result back."""
         result, self._result = self._result, None
         return result
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from importlib import metadata
 from typing import Any
 
+from prometheus_client import Counter as PromCounter
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -70,6 +71,8 @@ NAMES: dict[type, tuple[str, ...]] = {
     KVConnectorBase_V1: (
         "bind_kv_cache_manager",
         "build_connector_meta",
+        "build_kv_connector_stats",
+        "build_prom_metrics",
         "build_connector_worker_meta",
         "get_kv_connector_stats",
         "get_num_new_matched_tokens",
@@ -235,6 +238,7 @@ __all__ = [
     "LoRARequest",
     "ModelRunnerOutput",
     "PauseState",
+    "PromCounter",
     "Request",
     "RequestOutputKind",
     "RequestStatus",

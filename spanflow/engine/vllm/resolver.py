@@ -25,6 +25,7 @@ from spanflow.engine.vllm.contract import (
 )
 from spanflow.engine.vllm.families import Families
 from spanflow.engine.vllm.hashing import BlockHasher, tail_key
+from spanflow.engine.vllm.metrics import Reporter
 from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
 from spanflow.engine.vllm.residency import Residency
@@ -70,6 +71,8 @@ class Resolver:
         self.family = Families(self)
         self.probe = Probe(self)
         self.counters: Counter[str] = Counter()
+        connector.counters = self.counters
+        connector.reporter = Reporter(self.counters)
         self._step_pins: list[KVCacheBlock] = []
         self._reserve: list[KVCacheBlock] = []
         self._reserve_owner = ""
@@ -276,6 +279,7 @@ class Resolver:
             if source.status is None:
                 evicted = source.keys.key in self.residency.seen
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
+                self.counters["hits" if blocks else "misses"] += segment.span >= 0
                 self.residency.remember(source.keys.key)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> None:
