@@ -1,0 +1,8 @@
+"""Advice on queries, without an engine: what is legal and yet most likely not meant, or slow without need."""
+
+from __future__ import annotations
+
+from spanflow.optimizer.lint.check import CHECKS, lint
+from spanflow.optimizer.lint.finding import Finding
+
+__all__ = ["CHECKS", "Finding", "lint"]
