@@ -64,8 +64,8 @@ def prepare(rig: Rig, kind: str) -> SpanPrompt:
     if kind == "judge":
         return rig.judge(generate_candidates(rig, 3, max_tokens=14), repair=3)
     rig.reset()
-    first = rig.prompt([rig.document(1), rig.document(2)], repair=5)
-    return rig.prompt([rig.document(3), rig.document(4)], repair=5, lead=first.token_ids[4:])
+    first = rig.prompt([rig.document(1, 1)], repair=5)
+    return rig.prompt([rig.document(3, 1), rig.document(4, 1)], repair=5, lead=first.token_ids[-20:])
 
 
 @pytest.mark.parametrize("kind", ["documents", "judge"])
@@ -78,7 +78,7 @@ def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, 
         rig.wait(rig.engine.reset())
     backend = rig.engine._backend
     # So few tokens a step that each phase lasts for several.
-    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 11
+    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 5
     backend.pause()
     try:
         task = start(rig, prompt, f"{event}-{phase}")
@@ -269,7 +269,7 @@ def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, jud
     prompt = rig.prompt([rig.document(5), rig.document(6)], repair=2)
     for name, value, reason in (
         ("skip_reading_prefix_cache", True, "does not read the prefix cache"),
-        ("prompt_logprobs", 0, "every token computed"),
+        ("prompt_logprobs", 1, "every token computed"),
     ):
 
         def changed(request: EngineRequest, extra: Any, name: str = name, value: Any = value) -> Any:
