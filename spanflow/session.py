@@ -158,6 +158,11 @@ class Session:
         return await self._begin(lambda: self._explain(bound, options)).join()
 
     @property
+    def options(self) -> RunOptions:
+        """The options of its runs, unless a run says otherwise."""
+        return self._options
+
+    @property
     def info(self) -> EngineInfo:
         """What the engine is, and whether it serves spans; starts it."""
         return self.on_host(_info)
