@@ -18,7 +18,7 @@ from spanflow.lowering.prompt import SpanPrompt
 pytestmark = pytest.mark.vllm
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def rig(start_rig: Any) -> Rig:
     """Blocks of 128 tokens: vLLM's own default on a CPU."""
     rig: Rig = start_rig(in_process=True, max_model_len=2048, kv_cache_gib=0.6, block_size=128)

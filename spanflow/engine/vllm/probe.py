@@ -13,8 +13,15 @@ if TYPE_CHECKING:
     from spanflow.engine.vllm.resolver import Resolver
 
 
+#: The largest relative error of a rotated key, by the bytes of a stored number: float32, and the 16-bit types.
+_TOLERANCE = {4: 1e-4, 2: 2e-2}
+
+
 class Probe:
-    """Watches for probe requests that have prefilled, and sends the worker pairs of slots to compare."""
+    """Watches for probe requests that have prefilled, and sends the worker pairs of slots to compare.
+
+    A difference above the tolerance turns spans off: full attention from then on, with the reason.
+    """
 
     def __init__(self, spans: Resolver) -> None:
         self.spans = spans
@@ -23,6 +30,9 @@ class Probe:
     def step(self) -> None:
         """Queue the comparison of each probe once, in the step after its prefill was scheduled."""
         spans = self.spans
+        if spans.unsupported:
+            return
+        self._judge()
         for name, state in spans.known.items():
             request = state.request
             if not state.ask.probe or name in self.sent or request.num_computed_tokens < request.num_prompt_tokens:
@@ -33,3 +43,12 @@ class Probe:
             slots = [table[at // size] * size + at % size for at in range(2 * half)]
             spans.connector.pending.probes += [(slots[at], slots[at + half], half) for at in range(half)]
             spans.connector.pending.probes += [(slots[at + half], slots[at], -half) for at in range(half)]
+
+    def _judge(self) -> None:
+        error = self.spans.connector.probe_error
+        spec = self.spans.scheduler.kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        if error is not None and not error <= _TOLERANCE.get(spec.dtype.itemsize, 0.0):
+            self.spans.unsupported = (
+                f"a key rotated on its own cache differs by {error:.1e} from the one computed in its place, so layout "
+                "or rotary embedding are not what they are taken for"
+            )

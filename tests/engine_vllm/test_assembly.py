@@ -1,0 +1,86 @@
+"""What is moved, what is computed in context, what is left to prefill: each token exactly once."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from span_prompts import span_prompts
+
+from spanflow.engine.context import in_context
+from spanflow.engine.vllm.assembly import assemble, behind, effective, moved, split
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+
+
+def ready(prompt: SpanPrompt) -> SpanPrompt:
+    """With a token behind the last span, as lowering leaves it, and something to move."""
+    prompt = effective(SpanPrompt((*prompt.token_ids, 7), prompt.spans))
+    assume(prompt.spans)
+    return prompt
+
+
+@given(span_prompts())
+def test_each_token_is_moved_computed_or_left(prompt: SpanPrompt) -> None:
+    prompt = ready(prompt)
+    whole = assemble(prompt)
+    ways = [0] * len(prompt)
+    for segment in whole.segments:
+        for at in range(segment.start, segment.end):
+            ways[at] += 1
+            assert segment.source.token_ids[at - segment.delta] == prompt.token_ids[at]
+    for low, high in whole.ranges:
+        for at in range(low, high):
+            ways[at] += 1
+    assert ways[: whole.suffix] == [1] * whole.suffix
+    assert ways[whole.suffix :] == [0] * (len(prompt) - whole.suffix)
+    assert whole.suffix < len(prompt)
+
+
+@given(span_prompts())
+def test_what_is_moved_is_what_the_oracle_moves(prompt: SpanPrompt) -> None:
+    """Two readings of the same semantics, written apart; the head is moved from itself, so it does not count."""
+    prompt = ready(prompt)
+    expected = [not flag for flag in in_context(prompt)]
+    found = [False] * len(prompt)
+    for segment in assemble(prompt).segments[1:]:
+        found[segment.start : segment.end] = [True] * (segment.end - segment.start)
+    assert found == expected
+
+
+@given(span_prompts(), st.integers(1, 40))
+def test_behind_a_hit_nothing_is_done_twice(prompt: SpanPrompt, num_cached: int) -> None:
+    prompt = ready(prompt)
+    whole = assemble(prompt)
+    rest = behind(whole, num_cached)
+    assert all(segment.start >= num_cached for segment in rest.segments)
+    assert all(low >= num_cached for low, _ in rest.ranges)
+    done = sum(s.end - max(s.start, num_cached) for s in whole.segments if s.end > num_cached)
+    assert sum(s.end - s.start for s in rest.segments) == done
+    for segment in rest.segments:
+        assert segment.source.token_ids[segment.source_start] == prompt.token_ids[segment.start]
+    assert rest.suffix == max(whole.suffix, num_cached)
+
+
+def test_parts_of_a_span() -> None:
+    assert moved(Span(4, 9, NO_ANCHOR)) == (4, 9)
+    assert moved(Span(4, 9, NO_ANCHOR, 2)) == (6, 9)
+    assert moved(Span(4, 9, NO_ANCHOR, 2, 1)) == (6, 8)
+    assert moved(Span(4, 9, NO_ANCHOR, 5)) is None
+    assert moved(Span(4, 6, NO_ANCHOR, 1, 1)) is None
+
+
+def test_ranges_are_cut_to_the_threshold() -> None:
+    assert split(((0, 10), (20, 24)), 4) == ((0, 4), (4, 8), (8, 10), (20, 24))
+    assert split(((0, 10),), 0) == ((0, 10),)
+
+
+@pytest.mark.parametrize("repair", [0, 3])
+def test_a_judge_of_two(repair: int) -> None:
+    """The last sampled token of each candidate and the text between them are one range."""
+    inner = SpanPrompt(tuple(range(10)))
+    ids = tuple(range(100, 150))
+    prompt = SpanPrompt(ids, (Span(5, 15, inner, repair, 3), Span(18, 30, inner, repair, 3)))
+    whole = assemble(prompt)
+    assert whole.ranges == (((5, 8), (14, 21)) if repair else ((14, 18),))
+    assert whole.suffix == 29
+    assert [segment.delta for segment in whole.segments] == [0, 5 - 10, 18 - 10]

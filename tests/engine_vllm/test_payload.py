@@ -1,0 +1,77 @@
+"""The flat list of ints: what is encoded is decoded, and nothing else is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from span_prompts import span_prompts
+
+from spanflow.engine.protocol import Lease
+from spanflow.engine.vllm.payload import Ask, decode, encode
+from spanflow.errors import QueryError
+from spanflow.lowering.prompt import Span, SpanPrompt
+
+
+@given(
+    span_prompts(),
+    st.one_of(st.none(), st.builds(Lease, st.integers(1, 99), st.integers(0, 9999).map(float))),
+    st.booleans(),
+    st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple),
+)
+def test_round_trip(prompt: SpanPrompt, lease: Lease | None, audit: bool, releases: tuple[bytes, ...]) -> None:
+    ask = Ask(prompt.spans, lease, audit=audit, releases=releases)
+    payload = encode(ask)
+    assert all(type(value) is int and abs(value) < 2**62 for value in payload)
+    read = decode(payload, prompt.token_ids)
+    assert (read.lease, read.audit, read.probe, read.releases) == (lease, audit, False, releases)
+    assert SpanPrompt(prompt.token_ids, read.spans) == prompt
+
+
+@given(span_prompts(), st.data())
+def test_a_damaged_payload_is_refused_or_fits(prompt: SpanPrompt, data: st.DataObject) -> None:
+    """Cut, lengthened or changed anywhere: a QueryError, or spans that fit the prompt; never anything else."""
+    payload: list[Any] = encode(Ask(prompt.spans))
+    at = data.draw(st.integers(0, len(payload) - 1))
+    match data.draw(st.sampled_from(["cut", "change", "insert"])):
+        case "cut":
+            payload = payload[:at]
+        case "change":
+            payload[at] = data.draw(st.one_of(st.integers(), st.none(), st.floats(), st.text(), st.booleans()))
+        case _:
+            payload.insert(at, data.draw(st.integers()))
+    try:
+        ask = decode(payload, prompt.token_ids)
+    except QueryError:
+        return
+    assert all(1 <= span.start < span.end < len(prompt) for span in ask.spans)
+
+
+def test_equal_anchors_are_written_once() -> None:
+    anchor = SpanPrompt(tuple(range(100)))
+    spans = tuple(Span(10 * n + 1, 10 * n + 9, anchor) for n in range(8))
+    assert len(encode(Ask(spans))) < 200
+
+
+@pytest.mark.parametrize(
+    ("payload", "message"),
+    [
+        ({}, "flat list of ints is wanted, got dict"),
+        ([], "ends at int 0"),
+        ([2], "version 2; this engine reads version 1"),
+        ([1, 8], "flags is 8"),
+        ([1, 0, 0, 0, 0, -1], "number of anchors is -1"),
+        ([1, 0, 0, 0, 0, 10**9], "number of anchors is 1000000000"),
+        ([1, 0, 0, 0, 0, 0, 1, 2, 4, -1, -1, -1], "repair -1"),
+        ([1, 0, 0, 0, 0, 0, 1, 2, 6, 0, -1, -1], "leave one token behind it"),
+        ([1, 0, 0, 0, 0, 0, 1, 2, True, 0, -1, -1], "holds True"),
+    ],
+)
+def test_errors_say_what_is_wrong(payload: Any, message: str) -> None:
+    try:
+        with pytest.raises(QueryError, match=message):
+            decode(payload, range(6))
+    except AssertionError as failed:
+        raise AssertionError(f"{payload}: {failed}") from failed
