@@ -18,6 +18,9 @@ CHAT_LEVEL: Mapping[type[Node], str] = {
     Chat: "a chat",
 }
 _KINDS = get_args(Query)
+_ROLES = get_args(Role)
+_RUNGS = get_args(RungName)
+_ANCHORS = get_args(Anchor)
 
 
 class _Place(NamedTuple):
@@ -132,16 +135,9 @@ def _check_node(place: _Place) -> None:
 def _check_fields(place: _Place) -> None:
     node: Query = place.node  # type: ignore[assignment]
     match node:
-        case Text():
-            check_text(node.text, "text")
-        case Fragment():
-            check_text(node.text, "fragment: text")
-            _check_optional_text(node.id, "fragment: id")
-            if not isinstance(node.metadata, Mapping):
-                raise QueryError(f"fragment: metadata must be a mapping, got {type(node.metadata).__name__}")
         case Message():
-            if node.role not in get_args(Role):
-                raise QueryError(f"message: {node.role!r} is no role; roles are {', '.join(get_args(Role))}")
+            if node.role not in _ROLES:
+                raise QueryError(f"message: {node.role!r} is no role; roles are {', '.join(_ROLES)}")
             _check_tuple(node.parts, "message: parts")
         case Seq():
             _check_tuple(node.operands, "seq: operands")
@@ -149,6 +145,13 @@ def _check_fields(place: _Place) -> None:
             _check_commute(node)
         case Generate():
             _check_generate(place, node)
+        case Text():
+            check_text(node.text, "text")
+        case Fragment():
+            check_text(node.text, "fragment: text")
+            _check_optional_text(node.id, "fragment: id")
+            if not isinstance(node.metadata, Mapping):
+                raise QueryError(f"fragment: metadata must be a mapping, got {type(node.metadata).__name__}")
         case Retrieve():
             _check_retrieve(node)
         case Chat():
@@ -194,10 +197,10 @@ def _check_retrieve(node: Retrieve) -> None:
 
 
 def _check_fidelity(rung: object, anchor: object, where: str) -> None:
-    if rung is not None and not (isinstance(rung, Rung) and rung.name in get_args(RungName)):
+    if rung is not None and not (isinstance(rung, Rung) and rung.name in _RUNGS):
         raise QueryError(f"{where}: rung must be a Rung or None, got {rung!r}; as_rung('repair(32)') makes one")
-    if anchor is not None and anchor not in get_args(Anchor):
-        raise QueryError(f"{where}: {anchor!r} is no anchor; known anchors: {', '.join(get_args(Anchor))}")
+    if anchor is not None and anchor not in _ANCHORS:
+        raise QueryError(f"{where}: {anchor!r} is no anchor; known anchors: {', '.join(_ANCHORS)}")
 
 
 def _check_tuple(value: object, where: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import assert_never
 
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Query, Retrieve, Seq, Text
@@ -48,18 +47,20 @@ def with_children(node: Node, new: Sequence[Node]) -> Node:
     if len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True)):
         return node
     query: Query = node  # type: ignore[assignment]
-    match query:
-        case Text() | Fragment() | Retrieve():
-            return query
-        case Message():
-            return replace(query, parts=tuple(new))
-        case Seq() | Commute():
-            return replace(query, operands=tuple(new))
+    match query:  # the constructors themselves: dataclasses.replace takes several times as long
+        case Message(role=role):
+            return Message(role, tuple(new))
+        case Seq():
+            return Seq(tuple(new))
+        case Commute():
+            return Commute(tuple(new), query.rung, query.anchor, query.associative, query.separator)
         case Generate():
             (inner,) = new
-            return replace(query, query=inner)
+            return Generate(inner, query.sampling, query.n, query.model, query.reduce, query.arity)
         case Chat():
-            return replace(query, messages=tuple(new))
+            return Chat(tuple(new), query.sampling)
+        case Text() | Fragment() | Retrieve():
+            return query
         case _:
             assert_never(query)
 

@@ -14,13 +14,11 @@ from spanflow.ir.walk import children, with_children
 from spanflow.optimizer.rule import Rule, RuleSet, by_kind
 from spanflow.optimizer.trace import Place, Step, short_path
 
-#: Rewrites that any query may take, and how many more for each of its nodes.
-_FREE_STEPS = 1_000
-_STEPS_PER_NODE = 10
-#: How far below a child it is checked, without a frame for each node, that nothing is to be done; not below nodes
-#: with few children, whose descendants would be looked at again from each of many levels.
-_LOOK_AHEAD = 3
-_FEW = 4
+#: Rewrites that any query may take, operands that any node may come to have, and how many more of both for each node
+#: of the query.
+_FREE_STEPS = 5_000
+_FREE_WIDTH = 1_000
+_PER_NODE = 10
 _LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
 
 
@@ -86,25 +84,31 @@ class _Run:
         self.budget = budget
         self.listener = listener
         self.steps: list[Step] = []
+        self.num_nodes = 0  # of the root; counted when it matters
         self.normal: dict[bytes, Node] = {}
-        self.at_hand: tuple[Node, Rule, Node] | None = None  # what a rule makes of the node that comes next
         # What need not be entered: no rule looks at it, nor at anything that may stand below it.
         self.closed = {leaf for leaf in _LEAVES if leaf not in self.rules}
         if Message not in self.rules and self.rules.keys() <= CHAT_LEVEL.keys():
             self.closed.add(Message)
+        # What was looked at is known by ids, and so kept alive: in which nodes something is to be done, and what a rule
+        # makes of the node itself, where one applies.
+        self.looked_at: list[Node] = []
+        self.seen: set[int] = set()
+        self.at_hand: dict[int, tuple[Rule, Node] | None] = {}
 
     def run(self) -> Node:
+        self.look(self.root)
         stack = [_Frame(Place(), self.root, {self.root.digest: 0})]
         while True:
             frame = stack[-1]
-            node = frame.node
             if frame.below is None:
-                node = self.settle(frame, self.rules if len(stack) > 1 else self.root_rules)
-                frame.below, frame.done = children(node), []
+                self.settle(frame, self.rules if len(stack) > 1 else self.root_rules)
+                frame.below, frame.done = children(frame.node), []
             entered = self.find_open(frame)
             if entered is not None:
                 stack.append(entered)
                 continue
+            node = frame.node
             new = with_children(node, frame.done)
             if new is not node:  # its rules may apply now
                 self.change(frame, new)
@@ -117,21 +121,46 @@ class _Run:
                 self.normal[digest] = node
             stack[-1].done.append(node)
 
-    def settle(self, frame: _Frame, table: Mapping[type[Node], RuleSet]) -> Node:
+    def look(self, root: Node) -> None:
+        """Find where something is to be done, since in most of a tree nothing is.
+
+        What is below a node to which a rule applies is not looked at yet: the rule may take it along.
+        """
+        self.looked_at.append(root)
+        stack = [(root, False)]
+        while stack:
+            node, done = stack.pop()
+            if done:
+                if any(id(child) in self.at_hand for child in children(node)):
+                    self.at_hand[id(node)] = None
+                continue
+            if id(node) in self.seen:
+                continue
+            self.seen.add(id(node))
+            try:
+                found = _first(node, self.rules)
+            except QueryError:
+                self.at_hand[id(node)] = None  # its frame says where it is
+                continue
+            if found is not None:
+                self.at_hand[id(node)] = found
+            elif entered := [(child, False) for child in children(node) if type(child) not in self.closed]:
+                stack.append((node, True))
+                stack += entered
+
+    def settle(self, frame: _Frame, table: Mapping[type[Node], RuleSet]) -> None:
         """Apply rules to the node itself, until none does."""
         while True:
             node = frame.node
-            at_hand, self.at_hand = self.at_hand, None
-            if at_hand is not None and at_hand[0] is node:
-                rule, new = at_hand[1:]
-            else:
+            found = self.at_hand.get(id(node)) if id(node) in self.seen else None
+            if found is None:
                 try:
                     found = _first(node, table)
                 except QueryError as error:
                     raise QueryError(f"{short_path(frame.place.path())}: {error}") from None
-                if found is None:
-                    return node
-                rule, new = found
+            if found is None:
+                return
+            rule, new = found
             step = Step(self.name, rule.__name__, frame.place, node.digest, new.digest)
             self.steps.append(step)
             if self.listener is not None:
@@ -142,36 +171,21 @@ class _Run:
     def find_open(self, frame: _Frame) -> _Frame | None:
         """Go on with the children of a frame, up to the first one whose normal form is not known."""
         assert frame.below is not None
-        done, closed, normal = frame.done, self.closed, self.normal
-        depth = _LOOK_AHEAD if len(frame.below) > _FEW else 0
+        done, closed, seen, at_hand = frame.done, self.closed, self.seen, self.at_hand
         for index in range(len(done), len(frame.below)):
             child = frame.below[index]
             if type(child) in closed:
                 done.append(child)
-            elif (known := normal.get(child.digest)) is not None:
+                continue
+            if (known := self.normal.get(child.digest)) is not None:
                 done.append(child if known.digest == child.digest else known)
-            elif self.is_normal(child, depth):
-                normal[child.digest] = child
-                done.append(child)
-            else:
+                continue
+            if id(child) not in seen:
+                self.look(child)
+            if id(child) in at_hand:
                 return _Frame(Place(frame.place, frame.node, index), child, {child.digest: len(self.steps)})
+            done.append(child)
         return None
-
-    def is_normal(self, node: Node, depth: int) -> bool:
-        """Whether no rule applies here and a little below: true of most nodes, which then need no frame."""
-        closed, normal = self.closed, self.normal
-        for child in children(node):
-            if type(child) not in closed and normal.get(child.digest) is not child:
-                if not depth or not self.is_normal(child, depth - 1):
-                    return False
-                normal[child.digest] = child
-        try:
-            found = _first(node, self.rules)
-        except QueryError:
-            return False  # its frame says where it is
-        if found is not None:
-            self.at_hand = (node, *found)
-        return found is None
 
     def change(self, frame: _Frame, new: Node) -> None:
         """Put another node in the place of a frame's. Raises OptimizerError where it has been there before."""
@@ -188,18 +202,20 @@ class _Run:
 
     def check_budget(self, step: Step, new: Node) -> None:
         """Stop rules that never end. Raises OptimizerError that names those that fired most of late."""
-        if self.budget is None:
-            if len(self.steps) <= _FREE_STEPS and len(children(new)) <= _FREE_STEPS:
-                return
-            self.budget = _FREE_STEPS + _STEPS_PER_NODE * _num_nodes(self.root)
-        if len(self.steps) <= self.budget and len(children(new)) <= max(self.budget, _FREE_STEPS):
+        width = len(children(new))
+        if len(self.steps) <= (_FREE_STEPS if self.budget is None else self.budget) and width <= _FREE_WIDTH:
+            return
+        self.num_nodes = self.num_nodes or _num_nodes(self.root)
+        more = _PER_NODE * self.num_nodes
+        budget = _FREE_STEPS + more if self.budget is None else self.budget
+        if len(self.steps) <= budget and width <= _FREE_WIDTH + more:
             return
         late = dict(Counter(late.rule for late in self.steps[-100:]).most_common(3))
         raise OptimizerError(
             f"pass {self.name!r} does not come to rest: {len(self.steps):,} rewrites of a query of "
-            f"{_num_nodes(self.root):,} nodes, {self.budget:,} allowed, and {_names(late)} still "
-            f"{'applies' if len(late) == 1 else 'apply'}, last at {short_path(step.path)}; a law must make something "
-            "smaller"
+            f"{self.num_nodes:,} nodes, {budget:,} allowed, and {_names(late)} still "
+            f"{'applies' if len(late) == 1 else 'apply'}, last at {short_path(step.path)} to make a "
+            f"{type(new).__name__} of {width:,} operands; a law must make something smaller"
         )
 
 

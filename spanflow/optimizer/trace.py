@@ -33,8 +33,7 @@ class Place(NamedTuple):
         return path
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One rewrite: `rule` of pass `pass_name` put the node with digest `after` in the place of that with `before`."""
 
     pass_name: str

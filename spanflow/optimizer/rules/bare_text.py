@@ -53,7 +53,7 @@ def _has_bare_text(query: Seq | Commute) -> bool:
         for operand in stack.pop().operands:
             if isinstance(operand, Seq | Commute):
                 stack.append(operand)
-            elif isinstance(operand, Text | Fragment):
+            elif isinstance(operand, Text | Fragment) and operand.text:
                 return True
     return False
 

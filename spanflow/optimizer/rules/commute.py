@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spanflow.ir.nodes import DEFAULT_SEPARATOR, Chat, Commute, Generate, Message, Node, Seq
+from spanflow.ir.walk import with_children
 from spanflow.optimizer.rule import RuleSet
 from spanflow.optimizer.rules.level import check_width, holds_messages
 
@@ -26,7 +27,7 @@ def flatten_commute(node: Commute) -> Node | None:
         else:
             flat.append(operand)
             check_width(flat)
-    return replace(node, operands=tuple(flat))
+    return with_children(node, flat)
 
 
 def only_commute(node: Commute) -> Node | None:

@@ -9,7 +9,7 @@ from spanflow.ir.nodes import Commute, Fragment, Message, Node, Seq, Text
 #: a bound, a deep nest of joins would be searched anew from each of its levels.
 _MAX_JOINS = 64
 #: Operands that a join may come to have by flattening. A tree that shares subtrees can spell more than memory holds.
-MAX_OPERANDS = 1_000_000
+MAX_OPERANDS = 250_000
 
 
 def holds_messages(join: Seq | Commute) -> bool:
