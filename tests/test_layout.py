@@ -45,6 +45,7 @@ ANYWHERE = {"numpy"}
 MODELS = {"accelerate", "filelock", "gguf", "safetensors", "tokenizers", "torch", "transformers", "vllm"}
 #: Packages of others that a part may import, besides numpy.
 THIRD_PARTY: dict[str, set[str]] = {
+    "ir": {"pydantic"},
     "lowering": {"jinja2"},
     "kernels": MODELS,
     "cidra": {"networkx"},

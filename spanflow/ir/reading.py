@@ -11,6 +11,7 @@ from spanflow.errors import QueryError
 
 _STEP = re.compile(r"\.[a-z]+(?:\[(\d+)\])?")
 _LONGEST_GUESS = 40
+_CLOSE = 0.7
 
 
 def find_retriever(name: str, retrievers: Mapping[str, Any] | None) -> Any:
@@ -25,7 +26,7 @@ def find_retriever(name: str, retrievers: Mapping[str, Any] | None) -> Any:
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'user'?` where a known word is close, and nothing where none is."""
-    close = get_close_matches(word.casefold(), list(known), 1) if len(word) <= _LONGEST_GUESS else []
+    close = get_close_matches(word.casefold(), list(known), 1, _CLOSE) if len(word) <= _LONGEST_GUESS else []
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
