@@ -62,6 +62,8 @@ class KVView:
 
     def run(self, move: Move) -> None:
         """Run one move on this layer."""
+        if not move.num_tokens:
+            return
         for pages, rotate in ((self.keys, move.delta != 0), (self.values, False)):
             block_size, head_dim = pages.shape[2], pages.shape[3]
             source = torch.tensor(move.source_blocks, device=pages.device)
