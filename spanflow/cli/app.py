@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -50,7 +51,7 @@ def run(
     """Run the `query` of a Python file."""
     with reporting(as_json=as_json, debug=debug) as output:
         query = load_query(file)
-        with open_session(model, engine, rung, option) as session:
+        with closing(open_session(model, engine, rung, option)) as session:
             result = session.run(query)
         output.show(result.to_dict(), "\n\n".join(sample.text for sample in result.samples))
         if not as_json:
@@ -72,11 +73,8 @@ def explain(
     """Show what the `query` of a Python file becomes, and what it would cost; starts no engine."""
     with reporting(as_json=as_json, debug=debug) as output:
         query = load_query(file)
-        session = open_session(model, engine, rung, option)
-        try:
+        with closing(open_session(model, engine, rung, option)) as session:
             explanation = session.explain(query)
-        finally:
-            session.close()
         output.show(explanation.to_dict(), str(explanation))
 
 
@@ -95,11 +93,8 @@ def doctor(
         versions = installed()
         if not as_json:
             output.show(None, "\n".join(f"{name:<13} {version}" for name, version in versions.items()))
-        session = open_session(model, engine, None, option)
-        try:
+        with closing(open_session(model, engine, None, option)) as session:
             diagnosis = diagnose(session)
-        finally:
-            session.close()
         output.show({"versions": versions} | diagnosis.to_dict(), str(diagnosis))
         if not diagnosis.is_well:
             raise typer.Exit(UNAVAILABLE if diagnosis.engine is None else FAILED)
@@ -123,7 +118,7 @@ def rag(
         from spanflow.cli.tables import describe_row, rag_tables
         from spanflow.demo.rag import run_rag
 
-        with open_session(model, engine, rung, option, **_memory(engine)) as session:
+        with closing(open_session(model, engine, rung, option, **_memory(engine))) as session:
             report = run_rag(
                 session,
                 num_questions=questions,
@@ -155,7 +150,7 @@ def judge(
         from spanflow.cli.tables import describe_judged, judge_tables
         from spanflow.demo.judge import run_judge
 
-        with open_session(model, engine, rung, option, **_memory(engine)) as session:
+        with closing(open_session(model, engine, rung, option, **_memory(engine))) as session:
             report = run_judge(
                 session,
                 num_candidates=candidates,

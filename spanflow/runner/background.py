@@ -14,6 +14,9 @@ from spanflow.runner.host import GRACE
 
 T = TypeVar("T")
 
+#: Seconds after which an end that does not come is not waited for any more.
+_PATIENCE = 60.0
+
 
 class Job(Generic[T]):
     """Work on a background loop. Waiting for it can be interrupted; then the work is cancelled, and its end awaited."""
@@ -101,7 +104,7 @@ class Background:
             return
         with contextlib.suppress(RuntimeError):
             asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
-        self._thread.join()
+        self._thread.join(_PATIENCE)
 
     async def _end(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
         try:
