@@ -1,0 +1,149 @@
+"""Sessions on the real engine in its own process: reuse, taking over, interruption, and nothing left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spanflow import PromptTooLong, Session, commute, fragment, generate, seq, system, user
+from spanflow.doctor import diagnose
+from spanflow.result import Delta, Done, Started
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+TEXTS = {
+    "varn": "The lighthouse of Varn stands on a black cliff and was lit for the first time in 1871 by Ida Holm. " * 3,
+    "osk": "The river Osk freezes in November, and the ferry at Tarrin is replaced by a road of ice until March. " * 3,
+    "honey": "Honey never spoils while it is sealed; jars from old tombs have been opened and tasted by diggers. " * 3,
+    "clock": "The town clock of Merel has thirteen marks, since its maker was paid by the mark and not by day. " * 3,
+}
+
+
+@pytest.fixture(scope="module")
+def vllm_session(model_dir: Path, start_rig: Callable[..., Any]) -> Iterator[Session]:
+    start_rig.stop()  # type: ignore[attr-defined]
+    with Session(str(model_dir), max_model_len=4096, max_tokens=12) as session:
+        yield session
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(vllm_session: Session) -> Iterator[None]:
+    yield
+    found = vllm_session.on_host(lambda host: host.engine.audit())  # type: ignore[arg-type, return-value]
+    assert found["problems"] == []
+    assert (found["pins"], found["leases"], found["held"]) == (0, 0, 0)
+
+
+def question(*names: str, **options: Any) -> Any:
+    documents = commute(*[fragment(TEXTS[name], id=name) for name in names], **options)
+    return generate(seq(system("Answer briefly."), user(documents, "Who lit the lighthouse?")), max_tokens=6)
+
+
+def test_spans_are_new_once_and_then_found_in_any_order(vllm_session: Session) -> None:
+    first = vllm_session.run(question("varn", "osk", "honey"))
+    second = vllm_session.run(question("honey", "varn", "osk"))
+    third = vllm_session.run(question("clock", "honey"))
+    assert [span.status for span in first.spans] == ["new"] * 3
+    assert [span.status for span in second.spans] == ["hit"] * 3
+    assert [span.status for span in third.spans] == ["new", "hit"]
+    for result in (first, second, third):
+        assert all(span.moved + span.repaired + span.computed == span.end - span.start for span in result.spans)
+        assert all(span.repaired == 32 for span in result.spans)
+    assert second.usage.internal == 0
+    assert second.usage.cached >= sum(span.moved for span in second.spans)
+
+
+def test_everything_repaired_says_what_full_attention_says(vllm_session: Session) -> None:
+    exact = vllm_session.run(question("osk", "clock", "varn", rung="exact"))
+    repaired = vllm_session.run(question("osk", "clock", "varn", rung="repair(4000)"))
+    again = vllm_session.run(question("osk", "clock", "varn", rung="repair(4000)"))
+    assert exact.token_ids == repaired.token_ids == again.token_ids
+    assert exact.spans == ()
+
+
+def test_an_explanation_agrees_with_the_run(vllm_session: Session) -> None:
+    query = question("varn", "clock")
+    (explained,) = vllm_session.explain(query).generations
+    result = vllm_session.run(query)
+    assert explained.num_tokens == result.usage.prompt
+    assert explained.all_hit is not None
+    assert explained.all_hit.moved == sum(span.moved for span in result.spans)
+
+
+@pytest.mark.parametrize("number", [2, 4])
+def test_a_judge_takes_the_kv_of_its_candidates_over(vllm_session: Session, number: int) -> None:
+    candidates = generate(user("Tell me about the sea."), n=number, temperature=1.0, max_tokens=70)
+    result = vllm_session.run(
+        generate(seq(system("You judge."), commute(candidates), user("Which is best?")), max_tokens=5)
+    )
+    assert [(span.status, span.kind, span.computed) for span in result.spans] == [("hit", "generated", 1)] * number
+    answers = result.inner["$.query.operands[1].operands[0]"]
+    assert len({answer.token_ids for answer in answers}) == number
+    # all that was sampled but the last token comes from the candidates' own KV
+    assert result.usage.cached >= sum(len(answer.token_ids) - 1 for answer in answers)
+
+
+def test_candidates_that_end_at_a_stop_string_are_taken_over_up_to_it(vllm_session: Session) -> None:
+    candidates = generate(user("Say: one two three four"), n=2, temperature=0.3, stop=["three"], max_tokens=20)
+    result = vllm_session.run(generate(seq(commute(candidates), user("Which is longest?")), max_tokens=5))
+    answers = result.inner["$.query.operands[0].operands[0]"]
+    assert all("three" not in answer.text for answer in answers)
+    assert [span.status for span in result.spans] == ["hit"] * 2
+
+
+def test_judges_two_levels_deep(vllm_session: Session) -> None:
+    def judge(*operands: Any) -> Any:
+        return generate(seq(commute(*operands), user("Which is best?")), max_tokens=8)
+
+    def draft(text: str) -> Any:
+        return generate(user(text), temperature=0.7, max_tokens=12)
+
+    result = vllm_session.run(judge(judge(draft("Name a bird."), draft("Name a fish.")), draft("Name a tree.")))
+    assert [span.status for span in result.spans] == ["hit", "hit"]
+    assert len(result.inner) == 4
+
+
+def test_many_queries_at_once_come_back_in_order(vllm_session: Session) -> None:
+    queries = [question(*names) for names in (("varn", "osk"), ("honey",), ("clock", "varn"), ("osk", "honey"))]
+    together = vllm_session.run_many(queries)
+    one_by_one = [vllm_session.run(query) for query in queries]
+    assert [result.token_ids for result in together] == [result.token_ids for result in one_by_one]
+
+
+def test_leaving_a_stream_aborts_and_the_session_goes_on(vllm_session: Session) -> None:
+    events = vllm_session.stream(generate(user("Tell me a long story about the sea."), max_tokens=2000))
+    assert isinstance(next(events), Started)
+    assert isinstance(next(events), Delta)
+    begun = time.monotonic()
+    events.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - begun < 1
+    *_, last = vllm_session.stream(question("honey"))
+    assert isinstance(last, Done)
+
+
+async def test_cancelling_a_judge_aborts_its_candidates(vllm_session: Session) -> None:
+    candidates = generate(user("Tell me a long story about the sea."), n=4, temperature=1.0, max_tokens=2000)
+    task = asyncio.create_task(vllm_session.arun(generate(seq(commute(candidates), user("Which?")))))
+    await asyncio.sleep(2)
+    begun = time.monotonic()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert time.monotonic() - begun < 1
+    assert (await vllm_session.arun(question("honey"))).text
+
+
+def test_a_prompt_beyond_the_window_is_refused_with_numbers(vllm_session: Session) -> None:
+    with pytest.raises(PromptTooLong, match=r"the model's window is 4096\."):
+        vllm_session.run(user("word " * 5000))
+
+
+def test_the_doctor_finds_nothing_wrong(vllm_session: Session) -> None:
+    diagnosis = diagnose(vllm_session)
+    assert diagnosis.is_well, str(diagnosis)
+    assert all(check.is_ok for check in diagnosis.checks)
