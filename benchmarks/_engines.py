@@ -1,0 +1,131 @@
+"""Two engines side by side, stock vLLM and ours, and the time that one request takes to its first token."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from spanflow.engine.models import resolve_model
+from spanflow.engine.protocol import EngineRequest, Lease, SpanReport, Usage
+from spanflow.engine.vllm.client import VllmEngine
+from spanflow.ir.nodes import Sampling
+from spanflow.lowering.prompt import SpanPrompt
+from spanflow.lowering.template import ChatTemplate
+
+_NAMES = itertools.count()
+#: The other engine's threads have gone to sleep after this many seconds.
+_SETTLE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One request to its end. `ttft`: seconds from handing it over to its first token. `tops`: for the first token,
+    log-probabilities of the most likely ones, where asked for."""
+
+    name: str
+    ttft: float
+    text: str
+    token_ids: tuple[int, ...]
+    tops: dict[int, float]
+    usage: Usage
+    spans: tuple[SpanReport, ...]
+
+    @property
+    def num_hit(self) -> int:
+        """How many spans were found in the cache."""
+        return sum(span.status == "hit" for span in self.spans)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Stock vLLM and ours on one model with the same options, both alive; only one of them works at a time."""
+
+    stock: VllmEngine
+    ours: VllmEngine
+    template: ChatTemplate
+
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer."""
+        return self.ours.tokenizer
+
+
+@asynccontextmanager
+async def started_pair(model: str, **options: Any) -> AsyncIterator[Pair]:
+    """Start both engines, and stop them in the end. Raises what an engine's start raises; SpansUnsupported too."""
+    directory = str(resolve_model(model, progress=say))
+    begun = time.perf_counter()
+    ours = await VllmEngine.start(directory, require_spans=True, **options)
+    try:
+        stock = await VllmEngine.start(directory, spans=False, **options)
+        try:
+            say(f"both engines are up after {time.perf_counter() - begun:.0f} s")
+            yield Pair(stock, ours, ChatTemplate(ours.tokenizer))
+        finally:
+            await stock.close()
+    finally:
+        await ours.close()
+
+
+def say(text: str) -> None:
+    """Progress, beside the result."""
+    print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def plain(prompt: SpanPrompt) -> SpanPrompt:
+    """The same tokens without spans: what stock vLLM is given, and full attention on ours."""
+    return SpanPrompt(prompt.token_ids)
+
+
+async def ask(
+    engine: VllmEngine,
+    prompt: SpanPrompt,
+    *,
+    max_tokens: int = 1,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    logprobs: int | None = None,
+    lease: Lease | None = None,
+) -> Answer:
+    """Run one request and time its first token."""
+    name = f"benchmark-{next(_NAMES)}"
+    sampling = Sampling(max_tokens, temperature=temperature, seed=seed)
+    request = EngineRequest(name, prompt, sampling, lease=lease, logprobs=logprobs)
+    text, token_ids, tops = "", (), {}  # type: str, tuple[int, ...], dict[int, float]
+    usage, spans = Usage(), ()  # type: Usage, tuple[SpanReport, ...]
+    first: float | None = None
+    begun = time.perf_counter()
+    async for piece in engine.stream(request):
+        if first is None and piece.token_ids:
+            first = time.perf_counter() - begun
+            tops = dict(piece.logprobs[0]) if piece.logprobs else {}
+        text, token_ids = text + piece.text, token_ids + piece.token_ids
+        usage, spans = piece.usage or usage, piece.spans or spans
+    if first is None:
+        raise RuntimeError(f"{name}: the engine gave no token for a prompt of {len(prompt)} tokens")
+    return Answer(name, first, text, token_ids, tops, usage, spans)
+
+
+async def ask_alone(engine: VllmEngine, prompt: SpanPrompt, **options: Any) -> Answer:
+    """Like `ask`, once whatever ran before has come to rest."""
+    await asyncio.sleep(_SETTLE)
+    return await ask(engine, prompt, **options)
+
+
+async def ask_all(engine: VllmEngine, prompts: Sequence[SpanPrompt], **options: Any) -> list[Answer]:
+    """All prompts at once; answers in order. Their times say nothing of one request alone."""
+    return list(await asyncio.gather(*(ask(engine, prompt, **options) for prompt in prompts)))
+
+
+async def move_seconds(engine: VllmEngine) -> float:
+    """The seconds that the engine's worker has spent in moves so far."""
+    counts = await engine.audit()
+    if problems := counts["problems"]:
+        raise RuntimeError(f"the engine's books are wrong: {'; '.join(problems)}")
+    return float(counts.get("move_microseconds", 0)) / 1e6

@@ -1,0 +1,174 @@
+"""Rounds of retrieval prompts: who is measured, on which documents, in which order, and how good the answers are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+
+from benchmarks._documents import Asked, Document
+from benchmarks._engines import Answer, Pair, ask_all, ask_alone, move_seconds, plain
+from benchmarks._measure import rotated_orders
+from spanflow.api.combinators import commute, fragment, generate, seq, system, user
+from spanflow.ir.fidelity import EXACT, MOVED, Anchor, Rung, repair
+from spanflow.lowering.lower import lower
+from spanflow.lowering.prompt import SpanPrompt
+from spanflow.lowering.template import ChatTemplate
+from spanflow.runner.options import DEFAULT_ANCHOR, DEFAULT_RUNG
+
+#: Of the likeliest next tokens so many are looked at; an answer's token that is not among them counts as the last.
+TOP_TOKENS = 200
+#: Of an accepted answer so many tokens are looked at.
+ANSWER_TOKENS = 6
+_SYSTEM = "Answer the question with a few words from the documents."
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A size of prompts: about `num_tokens` in all, with so many documents."""
+
+    num_tokens: int
+    num_documents: int
+
+    @property
+    def label(self) -> str:
+        """The size in thousands of tokens, as it stands in the names of figures."""
+        return f"{self.num_tokens / 1000:.0f}k"
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Who is measured. Without a rung it is stock vLLM; `canonical` sorts the documents of a prompt by their text."""
+
+    name: str
+    rung: Rung | None = None
+    anchor: Anchor = DEFAULT_ANCHOR
+    canonical: bool = False
+
+    @property
+    def has_spans(self) -> bool:
+        """Whether KV is moved."""
+        return self.rung is not None and self.rung != EXACT
+
+
+STOCK = Contestant("stock, shuffled")
+CANONICAL = Contestant("stock, canonical order", canonical=True)
+FULL = Contestant("ours, exact", EXACT)
+MOVED_HEADER = Contestant("ours, moved behind header", MOVED, "header")
+MOVED_HEAD = Contestant("ours, moved behind head", MOVED, "head")
+REPAIR_16 = Contestant("ours, repair(16)", repair(16), "header")
+DEFAULT = Contestant(f"ours, {DEFAULT_RUNG} (default)", DEFAULT_RUNG, DEFAULT_ANCHOR)
+#: The questions alone: what the model knows without any document. For likelihoods only.
+CLOSED_BOOK = Contestant("stock, no documents")
+#: Stock and ours alternate.
+ALL = (STOCK, MOVED_HEADER, CANONICAL, DEFAULT, FULL, MOVED_HEAD, REPAIR_16)
+QUICK = (STOCK, MOVED_HEADER, CANONICAL, DEFAULT)
+
+
+@dataclass
+class Record:
+    """What was measured of one contestant at one point: one entry a round in each list.
+
+    `hits` have all documents' KV in the cache, `misses` none of it; a contestant without spans has `hits` alone.
+    `move_seconds` is what moves took of a hit. `likelihoods` has, for each question of a round, the log-likelihood per
+    token of its accepted answer, and `firsts` the likeliest first token of an answer.
+    """
+
+    hits: list[list[Answer]] = field(default_factory=list)
+    misses: list[list[Answer]] = field(default_factory=list)
+    move_seconds: list[float] = field(default_factory=list)
+    likelihoods: list[list[float]] = field(default_factory=list)
+    firsts: list[list[int]] = field(default_factory=list)
+
+
+def rag_prompt(
+    template: ChatTemplate, documents: Sequence[Document], question: str, rung: Rung, anchor: Anchor
+) -> SpanPrompt:
+    """The prompt of one question over documents, which commute."""
+    operands = [fragment(document.text) for document in documents]
+    words = f"Question: {question}\nAnswer with a few words."
+    asking = user("Documents:\n\n", commute(*operands), words) if operands else user(words)
+    query = generate(seq(system(_SYSTEM), asking))
+    return lower(query.query, template, generated={}, rung=rung, anchor=anchor).prompt
+
+
+def prompt_for(template: ChatTemplate, who: Contestant, documents: Sequence[Document], question: str) -> SpanPrompt:
+    """The prompt that a contestant is given; all are given the same tokens, but for the order of documents."""
+    order = sorted(documents, key=lambda document: document.text) if who.canonical else documents
+    spans = rag_prompt(template, order, question, who.rung if who.rung and who.has_spans else MOVED, who.anchor)
+    return spans if who.has_spans else plain(spans)
+
+
+def overhead_tokens(template: ChatTemplate) -> int:
+    """How many tokens of a prompt are not documents'."""
+    document = Document("Title\nText.", ())
+    one, two = (len(rag_prompt(template, [document] * n, "Who was it?", MOVED, "header")) for n in (1, 2))
+    return 2 * one - two
+
+
+async def run_round(
+    pair: Pair,
+    documents: Sequence[Document],
+    who: Sequence[Contestant],
+    records: dict[Contestant, Record],
+    *,
+    num_drawn: int,
+    num_hits: int,
+    num_questions: int,
+    rng: random.Random,
+) -> None:
+    """Draw documents and measure all contestants on them, in the order given."""
+    drawn = rng.sample(documents, num_drawn)
+    orders = rotated_orders(drawn, min(1 + num_hits, num_drawn), rng)
+    asked = [one for document in drawn for one in document.asked]
+    rng.shuffle(asked)
+    await _measure_quality(pair, CLOSED_BOOK, (), asked[:num_questions], records[CLOSED_BOOK])
+    for contestant in who:
+        record = records[contestant]
+        if contestant.has_spans:
+            await _measure_spans(pair, contestant, orders, asked, record)
+        else:
+            engine = pair.stock if contestant.rung is None else pair.ours
+            prompt = prompt_for(pair.template, contestant, orders[0], _question(asked, 0))
+            record.hits.append([await ask_alone(engine, prompt)])
+        await _measure_quality(pair, contestant, orders[0], asked[:num_questions], record)
+
+
+async def _measure_spans(
+    pair: Pair, who: Contestant, orders: Sequence[Sequence[Document]], asked: Sequence[Asked], record: Record
+) -> None:
+    """A miss with nothing in the cache, and hits in orders that were not seen, each with another question."""
+    await pair.ours.reset()
+    first, *others = (
+        prompt_for(pair.template, who, order, _question(asked, place)) for place, order in enumerate(orders)
+    )
+    record.misses.append([await ask_alone(pair.ours, first)])
+    before = await move_seconds(pair.ours)
+    record.hits.append([await ask_alone(pair.ours, prompt) for prompt in others])
+    record.move_seconds.append((await move_seconds(pair.ours) - before) / max(1, len(others)))
+
+
+async def _measure_quality(
+    pair: Pair, who: Contestant, documents: Sequence[Document], asked: Sequence[Asked], record: Record
+) -> None:
+    """Likelihoods of accepted answers behind the first order, whose prefix is in the cache by now."""
+    prompts, tokens = [], []
+    for one in asked:
+        prompt = prompt_for(pair.template, who, documents, one.question)
+        answer = pair.template.pieces.encode_inner(one.answers[0])[:ANSWER_TOKENS]
+        prompts += [SpanPrompt(prompt.token_ids + answer[:place], prompt.spans) for place in range(len(answer))]
+        tokens.append(answer)
+    engine = pair.stock if who.rung is None else pair.ours
+    answers = iter(await ask_all(engine, prompts, logprobs=TOP_TOKENS))
+    found = [[(next(answers), token) for token in answer] for answer in tokens]
+    record.likelihoods.append([mean(_likelihood(a.tops, token) for a, token in steps) for steps in found])
+    record.firsts.append([steps[0][0].token_ids[0] for steps in found])
+
+
+def _likelihood(tops: dict[int, float], token: int) -> float:
+    return tops.get(token, min(tops.values()))
+
+
+def _question(asked: Sequence[Asked], number: int) -> str:
+    return asked[number % len(asked)].question if asked else f"What is said in document {number + 1}?"

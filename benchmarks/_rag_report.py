@@ -1,0 +1,179 @@
+"""From what was measured of retrieval prompts to rows, figures and notes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import mean, median
+
+from benchmarks._engines import Answer
+from benchmarks._measure import Spread, ratio_spread, spread
+from benchmarks._plot import Panel
+from benchmarks._rag import (
+    CLOSED_BOOK,
+    DEFAULT,
+    MOVED_HEAD,
+    MOVED_HEADER,
+    REPAIR_16,
+    STOCK,
+    Contestant,
+    Point,
+    Record,
+)
+from benchmarks._report import Row, seconds, times
+
+COLUMNS = {
+    "point": "prompt",
+    "contestant": "contestant",
+    "cache": "documents",
+    "ttft": "TTFT, s (range)",
+    "speedup": "stock / this (range)",
+    "count": "n",
+    "cached_tokens": "cached",
+    "internal_tokens": "internal",
+    "move_share": "moves",
+    "likelihood": "log-lik.",
+    "kept": "kept",
+    "same_first": "same first",
+    "num_answers": "of",
+}
+#: Contestants by the names that they have in figures.
+FIGURES = {"moved": MOVED_HEADER, "default": DEFAULT, "head": MOVED_HEAD, "repair16": REPAIR_16}
+
+Records = Mapping[Point, Mapping[Contestant, Record]]
+
+
+def ttfts(rounds: Sequence[Sequence[Answer]]) -> list[list[float]]:
+    """The times of all answers, round by round."""
+    return [[answer.ttft for answer in answers] for answers in rounds]
+
+
+def _flat(rounds: Sequence[Sequence[Answer]]) -> list[Answer]:
+    return [answer for answers in rounds for answer in answers]
+
+
+def rows(records: Records) -> list[Row]:
+    """One row for each point, contestant and state of the cache; the questions alone stand last."""
+    out: list[Row] = []
+    for point, by_contestant in records.items():
+        stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
+        for who, record in by_contestant.items():
+            good = quality(record, stock, closed)
+            for cache, rounds in (("hit", record.hits), ("new", record.misses)):
+                if _flat(rounds):
+                    row = _times(point, rounds, stock) | good
+                    row["contestant"], row["cache"] = who.name, cache if who.has_spans else "recomputed"
+                    row["move_share"] = move_share(record) if cache == "hit" else None
+                    out.append(row)
+            if not _flat(record.hits) and good:
+                good["contestant"], good["label"] = who.name, point.label
+                out.append(good)
+    return out
+
+
+def _times(point: Point, rounds: Sequence[Sequence[Answer]], stock: Record) -> Row:
+    answers = _flat(rounds)
+    time = spread([answer.ttft for answer in answers])
+    speedup = ratio_spread(ttfts(stock.hits), ttfts(rounds))
+    lengths = [answer.usage.prompt for answer in answers]
+    return {
+        "point": f"{median(lengths):.0f} tokens, {point.num_documents} documents",
+        "label": point.label,
+        "num_documents": point.num_documents,
+        "prompt_tokens": median(lengths),
+        "prompt_tokens_low": min(lengths),
+        "prompt_tokens_high": max(lengths),
+        "ttft": seconds(time),
+        "ttft_median": time.median,
+        "ttft_low": time.low,
+        "ttft_high": time.high,
+        "count": time.count,
+        "speedup": times(speedup),
+        "speedup_median": speedup.median,
+        "speedup_low": speedup.low,
+        "speedup_high": speedup.high,
+        "cached_tokens": median(answer.usage.cached for answer in answers),
+        "internal_tokens": median(answer.usage.internal for answer in answers),
+    }
+
+
+def quality(record: Record, stock: Record, closed: Record) -> Row:
+    """Log-likelihood per token of the accepted answers; the share of what documents add to it under full attention
+    that is kept; the share of questions whose answer begins with the token that full attention begins with."""
+    mine = [value for values in record.likelihoods for value in values]
+    if not mine:
+        return {}
+    theirs = mean(value for values in stock.likelihoods for value in values)
+    alone = mean(value for values in closed.likelihoods for value in values)
+    firsts = [
+        a == b for one, other in zip(record.firsts, stock.firsts, strict=True) for a, b in zip(one, other, strict=True)
+    ]
+    return {
+        "likelihood": round(mean(mine), 3),
+        "kept": round((mean(mine) - alone) / (theirs - alone), 3) if theirs > alone else None,
+        "same_first": round(mean(firsts), 3),
+        "num_answers": len(mine),
+    }
+
+
+def move_share(record: Record) -> float | None:
+    """The share of a hit's time that the moves take; None where nothing was moved."""
+    shares = [
+        moves / mean(answer.ttft for answer in answers)
+        for moves, answers in zip(record.move_seconds, record.hits, strict=False)
+        if answers
+    ]
+    return round(median(shares), 3) if shares else None
+
+
+def figures(records: Records) -> dict[str, float]:
+    """Numbers by name: `hit_*` is stock's time over that of a hit, `miss_*` the time with all documents new over
+    stock's, `moves_share_*` the share of a hit's time spent in moves, `kept_*` the share of what documents add."""
+    found: dict[str, float] = {}
+    for point, by_contestant in records.items():
+        stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
+        for name, who in FIGURES.items():
+            record = by_contestant.get(who)
+            if record is None or not _flat(record.hits):
+                continue
+            suffix = point.label if who is MOVED_HEADER else f"{point.label}_{name}"
+            found[f"hit_{point.label}_{name}"] = ratio_spread(ttfts(stock.hits), ttfts(record.hits)).median
+            found[f"miss_{suffix}"] = ratio_spread(ttfts(record.misses), ttfts(stock.hits)).median
+            share, kept = move_share(record), quality(record, stock, closed).get("kept")
+            if share is not None:
+                found[f"moves_share_{suffix}"] = share
+            if isinstance(kept, float):
+                found[f"kept_{point.label}_{name}"] = kept
+    return found
+
+
+def notes(records: Records) -> list[str]:
+    """What to know about the rows, such as spans of hits that were not in the cache after all."""
+    found = [
+        "hit: all documents' KV is in the cache, their order is new; new: the cache was emptied before",
+        "log-lik.: per token of the accepted answers; kept: the share of what the documents add to it under stock's "
+        "full attention; same first: answers that begin with the token that stock's begin with",
+    ]
+    for point, by_contestant in records.items():
+        for who, record in by_contestant.items():
+            spans = [span for answer in _flat(record.hits) for span in answer.spans]
+            lost = sum(span.status != "hit" for span in spans)
+            if lost:
+                found.append(
+                    f"{point.label}, {who.name}: {lost} of {len(spans)} spans of hits were not in the cache; "
+                    "a larger --kv-gib keeps them"
+                )
+    return found
+
+
+def panel(records: Records) -> Panel:
+    """TTFT against the length of the prompt."""
+    lines: dict[str, dict[int, Spread]] = {}
+    for by_contestant in records.values():
+        for who, record in by_contestant.items():
+            for cache, rounds in (("hit", record.hits), ("new", record.misses)):
+                answers = _flat(rounds)
+                if answers:
+                    name = f"{who.name}, {cache}" if who.has_spans else who.name
+                    size = round(median(answer.usage.prompt for answer in answers))
+                    lines.setdefault(name, {})[size] = spread([answer.ttft for answer in answers])
+    return Panel("retrieval, documents in a new order", "tokens of the prompt", lines)
