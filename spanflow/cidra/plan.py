@@ -1,0 +1,241 @@
+"""CIDRA, Concurrent In-place Duplicating ReRoPE: moves that may overlap in any way become waves of independent copies.
+
+What is asked for: all sources as they were before the first write, in all targets. A target that is still somebody's
+source waits for its readers, so each token has at most one other that waits for it: the one that is written to its
+source. These chains are levelled by their distance from their end, and levels become waves. Two things go through
+scratch: one slot of each cycle, and the inside of long chains (a span shifted by few tokens inside its own blocks),
+which would otherwise take a wave per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spanflow.cidra.moves import Ints, Moves, joined
+
+_NONE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Waves to run one after another. In each, no copy reads or writes what another one writes, nor what it writes
+    itself. `num_scratch` is the number of scratch slots in use at once, counted from the first."""
+
+    waves: tuple[Moves, ...]
+    num_scratch: int
+
+    @property
+    def num_copied(self) -> int:
+        """Tokens copied, those into scratch included."""
+        return sum(wave.num_tokens for wave in self.waves)
+
+
+def plan_moves(moves: Moves, scratch_start: int, scratch_tokens: int) -> Plan:
+    """The waves that do `moves`, using at most `scratch_tokens` slots from `scratch_start` on.
+
+    Keys are rotated once, on their last way, never when they are saved. Sources may be wanted in several places.
+    Moves of a range to itself by 0 are dropped. Takes time linear in the moves where nothing overlaps; tokens that
+    are both read and written cost the logarithm of their longest chain each.
+
+    Raises ValueError where a slot is written twice, a move uses a scratch slot, a range is negative, or there is
+    a cycle and no scratch.
+    """
+    _check_slots(moves, scratch_start, scratch_tokens)
+    moves = moves.take(moves.count > 0)
+    order = np.argsort(moves.target, kind="stable")
+    _check_targets(moves, order)
+    stays = (moves.source == moves.target) & (moves.delta == 0)
+    if stays.any():
+        return plan_moves(moves.take(~stays), scratch_start, scratch_tokens)
+    waits, awaited = _meetings(moves, order)
+    tangled = waits | awaited
+    free = moves.take(~tangled)
+    if not tangled.any():
+        return Plan((joined([free]),) if len(free) else (), 0)
+    schedule = _Schedule(moves.take(tangled).tokens(), scratch_tokens)
+    waves = schedule.waves(scratch_start)
+    waves[0] = joined([waves[0], free])
+    return Plan(tuple(waves), schedule.num_scratch)
+
+
+def _check_slots(moves: Moves, scratch_start: int, scratch_tokens: int) -> None:
+    if not len(moves):
+        return
+    low = min(int(moves.source.min()), int(moves.target.min()), int(moves.count.min()))
+    if low < 0:
+        raise ValueError(f"a move has a slot or a length of {low}; both count from 0")
+    for name, start in (("reads", moves.source), ("writes", moves.target)):
+        inside = (moves.count > 0) & (start < scratch_start + scratch_tokens) & (start + moves.count > scratch_start)
+        if inside.any():
+            at = int(np.flatnonzero(inside)[0])
+            raise ValueError(
+                f"move {at} {name} slots {start[at]} to {start[at] + moves.count[at] - 1}, which meet the scratch of "
+                f"{scratch_tokens} slots from {scratch_start} on"
+            )
+
+
+def _check_targets(moves: Moves, order: Ints) -> None:
+    starts, ends = moves.target[order], (moves.target + moves.count)[order]
+    twice = np.flatnonzero(starts[1:] < ends[:-1])
+    if len(twice):
+        at = order[twice[0] + 1]
+        raise ValueError(f"two moves write slot {moves.target[at]}; a slot has one source")
+
+
+def _meetings(moves: Moves, order: Ints) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which targets share a slot with any source, and which sources with any target.
+
+    Of the others' ranges more begin before the end of such a one than end before it. `order` sorts the targets,
+    which do not overlap, by start and by end.
+    """
+    ends = moves.source + moves.count
+    starts_written, ends_written = moves.target[order], (moves.target + moves.count)[order]
+    waits = np.empty(len(moves), bool)
+    waits[order] = np.searchsorted(np.sort(moves.source), ends_written, "left") > np.searchsorted(
+        np.sort(ends), starts_written, "right"
+    )
+    awaited = np.searchsorted(starts_written, ends, "left") > np.searchsorted(ends_written, moves.source, "right")
+    return waits, awaited
+
+
+class _Schedule:
+    """Tokens that read or write what others write or read: to each its wave, to some a scratch slot.
+
+    `behind[i]` is the token that is written to the source of token i and waits for it, or _NONE.
+    """
+
+    def __init__(self, tokens: Moves, scratch_tokens: int) -> None:
+        self.tokens = tokens
+        self.behind = _writers(tokens)
+        self.num_scratch = 0
+        num_tokens = len(tokens)
+        self._read_from = tokens.source.copy()
+        self._wave = np.zeros(num_tokens, np.int64)
+        # Saves: the token whose target is saved first, the scratch slot, the wave.
+        self._saves: list[tuple[Ints, Ints, int]] = []
+        self._num_waves = 0
+
+        heads, cycle = _cycles(self.behind)
+        if len(heads) and not scratch_tokens:
+            raise ValueError(f"{len(heads)} tokens trade places in cycles; that takes at least one slot of scratch")
+        # What reads the target of a cycle's head reads it from scratch: the head waits for nobody.
+        cut = np.zeros(num_tokens + 1, bool)  # one more, for _NONE
+        cut[heads] = True
+        self._link = np.where(cut[self.behind], _NONE, self.behind)
+        distance = _distance(self._link)
+        # Where not all cycles can be cut at once, half of the scratch is left for their insides.
+        at_once = max(1, scratch_tokens if len(heads) <= scratch_tokens else scratch_tokens // 2)
+        batch = np.where(cycle == _NONE, 0, cycle // at_once)
+        order = np.argsort(batch, kind="stable")
+        bounds = np.searchsorted(batch[order], np.arange(batch.max() + 2))
+        for index in range(len(bounds) - 1):
+            members = order[bounds[index] : bounds[index + 1]]
+            self._run_batch(members, distance, heads[index * at_once : (index + 1) * at_once], scratch_tokens)
+
+    def _run_batch(self, members: Ints, distance: Ints, heads: Ints, scratch_tokens: int) -> None:
+        """Whole components, some cycles among them: level by level, in windows of levels where that saves waves."""
+        first_wave = self._num_waves
+        if len(heads):
+            self._save(heads, 0, first_wave)
+            self._num_waves += 1
+        level = distance[members].max() - distance[members]
+        num_levels = int(level.max()) + 1
+        awaited = np.zeros(len(self.tokens) + 1, bool)
+        links = self._link[members]
+        awaited[links[links != _NONE]] = True
+        waiting = awaited[members]
+        # How many tokens of levels before each one wait for readers in the level before theirs.
+        before = np.concatenate(([0], np.cumsum(np.bincount(level[waiting], minlength=num_levels))))
+        by_level = np.argsort(level, kind="stable")
+        starts = np.searchsorted(level[by_level], np.arange(num_levels + 1))
+        room = scratch_tokens - len(heads)
+        low = 0
+        while low < num_levels:
+            # All levels of a window are written at once: what its later levels wait for is saved before.
+            high = int(np.searchsorted(before, before[low + 1] + room, "right")) - 1
+            high = min(max(high, low + 1), num_levels)
+            if high - low < 3:
+                high = low + 1
+            else:
+                later = by_level[starts[low + 1] : starts[high]]
+                saved = np.sort(members[later[waiting[later]]])
+                begins = low == 0 and len(heads)
+                self._save(saved, len(heads), first_wave if begins else self._num_waves)
+                self._num_waves += not begins
+            self._wave[members[by_level[starts[low] : starts[high]]]] = self._num_waves
+            self._num_waves += 1
+            low = high
+
+    def _save(self, writers: Ints, first_slot: int, wave: int) -> None:
+        """Copy what these tokens will be written over to scratch, in the order of the pool."""
+        if not len(writers):
+            return
+        writers = writers[np.argsort(self.tokens.target[writers], kind="stable")]
+        slots = first_slot + np.arange(len(writers))
+        self._saves.append((writers, slots, wave))
+        self.num_scratch = max(self.num_scratch, first_slot + len(writers))
+
+    def waves(self, scratch_start: int) -> list[Moves]:
+        """The copies of each wave, tokens in a row made one."""
+        tokens = self.tokens
+        slot_of = np.full(len(tokens) + 1, _NONE, np.int64)
+        parts: list[list[Moves]] = [[] for _ in range(self._num_waves)]
+        for writers, slots, wave in self._saves:
+            slot_of[writers] = slots
+            ones, zeros = np.ones(len(slots), np.int64), np.zeros(len(slots), np.int64)
+            parts[wave].append(Moves(tokens.target[writers], scratch_start + slots, ones, zeros))
+        slot_of[_NONE] = _NONE
+        saved = slot_of[self.behind]
+        source = np.where(saved == _NONE, tokens.source, scratch_start + saved)
+        ready = Moves(source, tokens.target, tokens.count, tokens.delta)
+        order = np.argsort(self._wave, kind="stable")
+        starts = np.searchsorted(self._wave[order], np.arange(self._num_waves + 1))
+        for wave in range(self._num_waves):
+            parts[wave].append(ready.take(order[starts[wave] : starts[wave + 1]]))
+        return [joined(part) for part in parts]
+
+
+def _writers(tokens: Moves) -> Ints:
+    """The token that is written to each one's source, or _NONE. Itself, where it turns in place."""
+    # Zeros that nobody touches cost nothing, so a large pool does not either.
+    writer = np.zeros(int(max(tokens.source.max(), tokens.target.max())) + 1, np.int64)
+    writer[tokens.target] = np.arange(1, len(tokens) + 1)
+    out: Ints = writer[tokens.source] - 1
+    return out
+
+
+def _distance(link: Ints) -> Ints:
+    """Steps from each token to the end of its chain, which has no cycle: each round doubles the steps looked ahead."""
+    end = len(link)
+    ahead = np.append(np.where(link == _NONE, end, link), end)
+    distance = (ahead != end).astype(np.int64)
+    while (ahead != end).any():
+        distance += distance[ahead]
+        ahead = ahead[ahead]
+    out: Ints = distance[:-1]
+    return out
+
+
+def _cycles(link: Ints) -> tuple[Ints, Ints]:
+    """The head of each cycle, and for each token the cycle that its chain ends in, or _NONE."""
+    end = len(link)
+    ahead = np.append(np.where(link == _NONE, end, link), end)
+    lowest = np.arange(end + 1)
+    steps = 1
+    while steps <= end and (ahead != end).any():
+        lowest = np.minimum(lowest, lowest[ahead])
+        ahead = ahead[ahead]
+        steps *= 2
+    cyclic = ahead != end
+    # After as many steps as there are tokens a chain has come to its cycle, and all of the cycle is reached.
+    on_cycle = np.zeros(end + 1, bool)
+    on_cycle[ahead[cyclic]] = True
+    heads = np.flatnonzero(on_cycle & (lowest == np.arange(end + 1)))
+    number = np.full(end + 1, _NONE, np.int64)
+    number[heads] = np.arange(len(heads))
+    cycle = np.full(end + 1, _NONE, np.int64)
+    cycle[cyclic] = number[lowest[ahead[cyclic]]]
+    return heads, cycle[:-1]
