@@ -106,7 +106,7 @@ def test_a_changed_word_an_option_or_a_role_is_seen(root: Node) -> None:
         return replace(node, sampling=Sampling(99_999)) if isinstance(node, Generate) else node
 
     def other_role(node: Node) -> Node:
-        return replace(node, role="user" if node.role == "system" else "system") if isinstance(node, Message) else node
+        return replace(node, role="assistant") if isinstance(node, Message) else node
 
     for change in (louder, longer, other_role):
         changed = rebuild(root, change)
