@@ -57,13 +57,20 @@ class Job(Generic[T]):
         """Cancel the work unless it is over, and wait for its end, whatever that is."""
         if not self._done.done():
             self.cancel()
-            concurrent.futures.wait([self._done], timeout=GRACE)
+            if not self._is_here():  # where garbage is collected on the loop itself, its end cannot be waited for
+                concurrent.futures.wait([self._done], timeout=GRACE)
 
     async def aend(self) -> None:
         """Like `end`, for a coroutine on any loop."""
         if not self._done.done():
             self.cancel()
             await asyncio.wait([asyncio.wrap_future(self._done)], timeout=GRACE)
+
+    def _is_here(self) -> bool:
+        try:
+            return asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            return False
 
     def _begin(self, work: Coroutine[Any, Any, T]) -> None:
         self._task = self._loop.create_task(work)

@@ -130,3 +130,19 @@ def test_stop_on_the_loop_itself_does_not_wait_for_itself() -> None:
 
     background.start(stop()).wait()
     assert ended.wait(2)
+
+
+def test_the_end_of_work_is_not_waited_for_on_the_loop_itself(background: Background) -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    job = background.start(hang())
+
+    async def end() -> float:
+        begun = time.monotonic()
+        job.end()
+        return time.monotonic() - begun
+
+    assert background.start(end()).wait() < 0.5
+    with pytest.raises(asyncio.CancelledError):
+        job.wait()
