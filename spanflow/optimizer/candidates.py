@@ -41,6 +41,12 @@ def candidates(outer: Generate | Chat, path: str = ROOT, *, rung: Rung = DEFAULT
     """The generations whose outputs the prompt of `outer` reads, in reading order; not those within these.
 
     `rung` is the session's, for commutes that name none.
+
+    >>> from spanflow import commute, generate, seq, user
+    >>> from spanflow.optimizer.candidates import candidates
+    >>> judge = generate(seq(generate("Plan."), commute(generate("Write.", n=4)), user("Which is best?")))
+    >>> [(found.path, found.num_samples, found.taken_over) for found in candidates(judge)]
+    [('$.query.operands[0]', 1, False), ('$.query.operands[1].operands[0]', 4, True)]
     """
     found: list[Candidate] = []
     stack = [(child, child_path(outer, path, i), _NOWHERE) for i, child in enumerate(children(outer))]

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
-from spanflow.optimizer.candidates import all_candidates
+from spanflow.optimizer.candidates import DEFAULT_RUNG, all_candidates
 from spanflow.optimizer.rule import RuleSet
 from spanflow.optimizer.rules.bare_text import BARE_TEXT
 from spanflow.optimizer.rules.chat import CHAT
@@ -33,8 +34,8 @@ class Pass:
     survey: Survey | None = None
 
 
-def _taken_over(root: Node) -> Iterator[str]:
-    for candidate in all_candidates(root):
+def _taken_over(root: Node, rung: Rung | None) -> Iterator[str]:
+    for candidate in all_candidates(root, rung=rung or DEFAULT_RUNG):
         what = "taken over as a span" if candidate.taken_over else "read as its tokens, in full attention"
         yield f"{candidate.path}: {what}: {candidate.reason}"
 

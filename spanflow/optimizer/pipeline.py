@@ -44,6 +44,15 @@ def optimise(
 
     Raises QueryError for what is no query, or where a judge cannot be the tree that it is asked to be, and
     OptimizerError where rules never come to rest or break the query.
+
+    >>> from spanflow import commute, generate, seq, user
+    >>> from spanflow.ir.text import to_text
+    >>> from spanflow.optimizer.pipeline import optimise
+    >>> done = optimise(generate(seq(commute(commute(user("a")), user("b")), "Which?")))
+    >>> print(to_text(done.root))
+    (generate (seq (commute (user "a") (user "b")) (user "Which?")))
+    >>> [(step.pass_name, step.rule, step.path) for step in done.steps]
+    [('desugar', 'bare_text', '$'), ('simplify', 'flatten_commute', '$.query.operands[0]')]
     """
     verified = Verified()
     verify(root, verified)
@@ -62,7 +71,7 @@ def optimise(
                     f"{', '.join(dict.fromkeys(step.rule for step in steps))}"
                 ) from error
         root = new
-        done.append(PassTrace(each.name, each.why, root, steps, each.survey))
+        done.append(PassTrace(each.name, each.why, root, steps, each.survey, rung))
     return Optimised(root, tuple(done))
 
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
 from spanflow.ir.walk import ROOT, child_path
 
-#: What a pass has to say about the tree that came out of it, line by line.
-Survey = Callable[[Node], Iterable[str]]
+#: What a pass has to say about the tree that came out of it, line by line, under the session's rung where it is known.
+Survey = Callable[[Node, Rung | None], Iterable[str]]
 
 
 class Place(NamedTuple):
@@ -57,6 +58,7 @@ class PassTrace:
     root: Node
     steps: tuple[Step, ...] = ()
     survey: Survey | None = None
+    rung: Rung | None = None
 
     @property
     def rules(self) -> dict[str, int]:
@@ -68,7 +70,7 @@ class PassTrace:
 
     def notes(self) -> tuple[str, ...]:
         """What the pass found out about the tree, besides changing it; worked out when asked for."""
-        return () if self.survey is None else tuple(self.survey(self.root))
+        return () if self.survey is None else tuple(self.survey(self.root, self.rung))
 
 
 def short_path(path: str, width: int = 120) -> str:

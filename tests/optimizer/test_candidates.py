@@ -137,6 +137,11 @@ def test_the_pass_says_it() -> None:
         "it has to see",
         "$.query.operands[1].operands[0]: taken over as a span: an operand of a commute, moved",
     )
+    (done,) = [each for each in optimise(outer, rung=EXACT).trace if each.name == "distribute"]
+    assert done.notes()[1] == (
+        "$.query.operands[1].operands[0]: read as its tokens, in full attention: the session is exact, and its commute "
+        "asks for nothing else"
+    )
 
 
 def of_one_model(root: Node) -> Generate:
