@@ -13,7 +13,8 @@ from spanflow.binding import abind
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Chat, Generate, Node, Seq
 from spanflow.ir.verify import verify
-from spanflow.ir.walk import rebuild
+from spanflow.optimizer.pipeline import optimise
+from spanflow.optimizer.trace import PassTrace
 from spanflow.plan.graph import Plan, build_plan
 from spanflow.runner.options import RunOptions
 
@@ -23,11 +24,12 @@ Askable: TypeAlias = "Node | str | Iterable[Node | Mapping[str, Any] | tuple[str
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A query on its way: as it was bound, as the passes left it, and its plan."""
+    """A query on its way: as it was bound, as the passes left it (and what each did), and its plan."""
 
     query: Node
     tree: Generate
     plan: Plan
+    passes: tuple[PassTrace, ...] = ()
 
 
 def as_generate(query: Askable) -> Generate:
@@ -62,8 +64,8 @@ async def bind_query(query: Askable) -> Node:
 
 def compile_query(query: Node, options: RunOptions, *, model: str, adapters: Collection[str] = ()) -> Compiled:
     """Rewrite a bound query and plan it; pure. Raises QueryError, also for a generate that names an unknown model."""
-    verify(query)
-    tree = rebuild(query, _without_sugar)
+    optimised = optimise(query, rung=options.rung)
+    tree = optimised.root
     assert isinstance(tree, Generate)
     plan = build_plan(tree, rung=options.rung, seed=options.seed)
     for generation in plan.order:
@@ -74,9 +76,4 @@ def compile_query(query: Node, options: RunOptions, *, model: str, adapters: Col
                 f"{generation.path}: generate: model {name!r} is neither this session's model nor one of its adapters "
                 f"(known: {known}); open a session for it, or leave the model out"
             )
-    return Compiled(query, tree, plan)
-
-
-def _without_sugar(node: Node) -> Node:
-    """`C[m...] = G(✶[m...])`"""
-    return Generate(Seq(node.messages), node.sampling) if isinstance(node, Chat) else node
+    return Compiled(query, tree, plan, optimised.trace)

@@ -67,10 +67,24 @@ class ExplainedGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class ExplainedPass:
+    """What one pass of the optimizer did: which rules fired how often, the tree that came out, and what it has to say.
+
+    `tree` is empty where the pass changed nothing.
+    """
+
+    name: str
+    why: str
+    rules: Mapping[str, int]
+    tree: str
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """A query taken apart; `str()` of it is for people.
 
-    `tree` is the drawing of the query as it runs. `window` is the model's, in tokens, where it is known.
+    `tree` is the drawing of the query as it runs, after all `passes`. `window` is the model's, in tokens, where it is known.
     `spans_unsupported` says why the engine serves no spans; then all of it runs with full attention.
     """
 
@@ -78,6 +92,7 @@ class Explanation:
     generations: tuple[ExplainedGeneration, ...]
     window: int | None
     spans_unsupported: str = ""
+    passes: tuple[ExplainedPass, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -89,6 +104,12 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [self.tree, ""]
+        for each in self.passes:
+            fired = ", ".join(f"{rule} x{count}" for rule, count in each.rules.items())
+            lines += [f"pass {each.name}: {fired}"] if fired else []
+            lines += [f"  {line}" for line in each.notes]
+        if lines[-1]:
+            lines.append("")
         if self.spans_unsupported:
             lines += [f"spans run with full attention: {self.spans_unsupported}", ""]
         for generation in self.generations:
@@ -109,7 +130,21 @@ def explain(
     stages = {generation.path: number for number, stage in enumerate(plan.stages()) for generation in stage}
     first = [generation for generation in plan.order if generation.index == 0]
     explained = tuple(_explain(plan, g, stages[g.path], template, options, window) for g in first)
-    return Explanation(tree_text(compiled.tree), explained, window, spans_unsupported)
+    passes = _explain_passes(compiled)
+    return Explanation(tree_text(compiled.tree), explained, window, spans_unsupported, passes)
+
+
+def _explain_passes(compiled: Compiled) -> tuple[ExplainedPass, ...]:
+    return tuple(
+        ExplainedPass(
+            each.name,
+            each.why,
+            dict(each.rules),
+            tree_text(each.root) if each.steps else "",
+            tuple(each.notes()),
+        )
+        for each in compiled.passes
+    )
 
 
 def _explain(

@@ -13,7 +13,7 @@ from scripted_engine import SpeakingTokenizer
 
 from spanflow import QueryError, commute, fragment, generate, seq, system, user
 from spanflow.compile import as_generate, compile_query
-from spanflow.explain import Cost, Explanation, explain, predict
+from spanflow.explain import Cost, Explanation, _explain_passes, explain, predict
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 from spanflow.lowering.template import ChatTemplate
 from spanflow.runner import RunOptions
@@ -141,3 +141,15 @@ def test_costs_add_up_to_the_prompt(layout: list[tuple[int, int, int]], rest: in
 def test_a_span_that_stands_in_a_prompt_twice_is_computed_once() -> None:
     prompt = SpanPrompt((9, 1, 2, 1, 2, 9), (Span(1, 3, NO_ANCHOR), Span(3, 5, NO_ANCHOR)))
     assert predict(prompt, are_there=False) == Cost(moved=4, repaired=0, computed=2, internal=2)
+
+
+def test_the_passes_are_shown_with_the_rules_that_fired_and_what_they_found() -> None:
+    query = generate(seq(seq("a", seq("b")), commute(generate("one"), generate("two")), user("which?")))
+    compiled = compile_query(as_generate(query), RunOptions(), model="m")
+    explained = _explain_passes(compiled)
+    names = [each.name for each in explained]
+    assert names[:3] == ["desugar", "simplify", "distribute"]
+    by_name = {each.name: each for each in explained}
+    assert sum(by_name["simplify"].rules.values()) > 0
+    assert by_name["simplify"].tree
+    assert any("taken over as a span" in note for note in by_name["distribute"].notes)
