@@ -84,7 +84,8 @@ class ExplainedPass:
 class Explanation:
     """A query taken apart; `str()` of it is for people.
 
-    `tree` is the drawing of the query as it runs, after all `passes`. `window` is the model's, in tokens, where it is known.
+    `tree` is the drawing of the query as it runs, after all `passes`. `window` is the model's, in tokens, where it
+    is known.
     `spans_unsupported` says why the engine serves no spans; then all of it runs with full attention.
     """
 

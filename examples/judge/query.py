@@ -1,4 +1,4 @@
-"""Eight answers to one prompt, and a judge that takes their KV over. Run with `spanflow run examples/judge/query.py`."""
+"""Eight answers, and a judge that takes their KV over. Run with `spanflow run examples/judge/query.py`."""
 
 from spanflow import commute, generate, seq, system, user
 
