@@ -1,6 +1,6 @@
 """Span queries: say which parts of a prompt commute, and reuse their KV cache anywhere.
 
-Importing this loads no model library and no engine; `Session` is looked up on first use.
+Importing this loads no model library and no engine; `Session` and the JSON form are looked up on first use.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from spanflow.errors import (
     SpansUnsupported,
 )
 from spanflow.ir.fidelity import Rung, repair
+from spanflow.ir.text import QuerySyntaxError, format_text, from_text, to_text
+from spanflow.optimizer.lint import Finding, lint
 
 if TYPE_CHECKING:
+    from spanflow.ir.json import from_json, from_spnl, json_schema, to_json, to_json_text, to_spnl
     from spanflow.session import Session
 
 __all__ = [
     "EngineDied",
     "EngineUnavailable",
+    "Finding",
     "GenerationFailed",
     "GenerationTimeout",
     "ModelError",
     "OptimizerError",
     "PromptTooLong",
     "QueryError",
+    "QuerySyntaxError",
     "Rung",
     "Session",
     "SpanflowError",
@@ -41,21 +46,36 @@ __all__ = [
     "assistant",
     "chat",
     "commute",
+    "format_text",
     "fragment",
+    "from_json",
+    "from_spnl",
+    "from_text",
     "generate",
+    "json_schema",
+    "lint",
     "repair",
     "retrieve",
     "seq",
     "system",
+    "to_json",
+    "to_json_text",
+    "to_spnl",
+    "to_text",
     "user",
 ]
 
+#: Where the names are that load more than the standard library.
+_LATE = {"Session": "spanflow.session"} | dict.fromkeys(
+    ("from_json", "from_spnl", "json_schema", "to_json", "to_json_text", "to_spnl"), "spanflow.ir.json"
+)
+
 
 def __getattr__(name: str) -> Any:
-    if name == "Session":
-        from spanflow.session import Session
+    if name in _LATE:
+        from importlib import import_module
 
-        return Session
+        return getattr(import_module(_LATE[name]), name)
     if name == "__version__":
         from importlib.metadata import version
 
@@ -64,4 +84,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "Session", "__version__"])
+    return sorted([*globals(), *_LATE, "__version__"])
