@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from spanflow.kernels import reference
 from spanflow.kernels.build import build_and_load
 from spanflow.kernels.reference import KVView, Move, Rotation
 
@@ -94,10 +95,8 @@ class CpuKernel:
         for group in groups:
             self._launch(group, batches[group.views[0].keys.shape[0], group.views[0].keys.shape[2]])
         # A block on both sides: its tokens go through a copy of the move's own, as in the reference.
-        for move in filter(_meets_itself, moves):
-            for group in groups:
-                for view in group.views:
-                    view.run(move)
+        if overlapping := [move for move in moves if _meets_itself(move)]:
+            reference.run_moves([view for group in groups for view in group.views], overlapping)
 
     def _launch(self, group: _Group, batch: _Batch) -> None:
         if not len(batch.moves):

@@ -1,12 +1,12 @@
 """Moves of KV in torch: V is copied, K is copied and rotated by one angle per span. The yardstick of the kernels.
 
-Slots are `block * block_size + offset`. Sources of a batch are read before any destination of the
-same move is written; moves of one batch must not read what another one of it writes.
+Slots are `block * block_size + offset`. A layer's sources are all read before any of its targets is written; still,
+moves of one batch must not read what another one of it writes: faster kernels don't keep to that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,8 +27,11 @@ class Rotation:
 
     def apply(self, keys: torch.Tensor, delta: int) -> torch.Tensor:
         """`keys` `[..., head_dim]` moved by `delta` positions; computed in float32, returned in their dtype."""
+        return self.turn(keys, *(t.float().to(keys.device) for t in self.table(delta)))
+
+    def turn(self, keys: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        """`keys` `[..., head_dim]` by float32 tables that broadcast to `[..., rotary_dim / 2]`."""
         rotary_dim = 2 * self.inv_freq.numel()
-        cos, sin = (t.float().to(keys.device) for t in self.table(delta))
         turned, rest = keys[..., :rotary_dim].float(), keys[..., rotary_dim:]
         if self.neox:
             a, b = turned.chunk(2, -1)
@@ -60,18 +63,6 @@ class KVView:
     values: torch.Tensor
     rope: Rotation
 
-    def run(self, move: Move) -> None:
-        """Run one move on this layer."""
-        if not move.num_tokens:
-            return
-        for pages, rotate in ((self.keys, move.delta != 0), (self.values, False)):
-            block_size, head_dim = pages.shape[2], pages.shape[3]
-            source = torch.tensor(move.source_blocks, device=pages.device)
-            # [block, head, token, dim] -> [head, block * token, dim]: the span's tokens in a row.
-            rows = pages[source].permute(1, 0, 2, 3).reshape(pages.shape[1], -1, head_dim)
-            rows = rows[:, move.source_offset : move.source_offset + move.num_tokens]
-            _write(pages, self.rope.apply(rows, move.delta) if rotate else rows, move, block_size)
-
     def key_error(self, slot: int, twin: int, delta: int) -> float:
         """How far the key at `slot`, rotated by `delta`, is from the one at `twin`, relative to its length."""
         size = self.keys.shape[2]
@@ -80,29 +71,53 @@ class KVView:
         return float((key - other).norm() / other.norm().clamp_min(1e-12))
 
 
-def _write(pages: torch.Tensor, rows: torch.Tensor, move: Move, block_size: int) -> None:
-    """Write `rows` `[head, token, dim]`: a partial block at either end, whole blocks between in one piece."""
-    done = 0
-    for index, block in enumerate(move.target_blocks):
-        offset = move.target_offset if index == 0 else 0
-        count = min(block_size - offset, move.num_tokens - done)
-        if count < block_size:
-            pages[block, :, offset : offset + count] = rows[:, done : done + count]
-            done += count
-            continue
-        whole = (move.num_tokens - done) // block_size
-        blocks = torch.tensor(move.target_blocks[index : index + whole], device=pages.device)
-        part = rows[:, done : done + whole * block_size].unflatten(1, (whole, block_size))
-        pages[blocks] = part.transpose(0, 1)
-        done += whole * block_size
-        tail = move.num_tokens - done
-        if tail:
-            pages[move.target_blocks[index + whole], :, :tail] = rows[:, done:]
-        return
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Moves token by token: where each comes from and goes to (block and offset in it, `[num_tokens]`), its angles
+    `[num_tokens, 1, rotary_dim / 2]`, and whether its keys stay as they are, `[num_tokens, 1, 1]`."""
+
+    source: tuple[torch.Tensor, torch.Tensor]
+    target: tuple[torch.Tensor, torch.Tensor]
+    cos: torch.Tensor
+    sin: torch.Tensor
+    stays: torch.Tensor
 
 
 def run_moves(layers: Sequence[KVView], moves: Sequence[Move]) -> None:
     """Run all moves on all layers."""
+    moves = [move for move in moves if move.num_tokens]
+    if not moves:
+        return
+    batches: dict[object, _Batch] = {}
     for layer in layers:
-        for move in moves:
-            layer.run(move)
+        size, device = layer.keys.shape[2], layer.keys.device
+        batch = batches.get((size, device, id(layer.rope)))
+        if batch is None:
+            batch = batches[size, device, id(layer.rope)] = _batch(moves, size, device, layer.rope)
+        keys, values = (pages[batch.source[0], :, batch.source[1]] for pages in (layer.keys, layer.values))
+        turned = layer.rope.turn(keys, batch.cos, batch.sin)
+        layer.keys[batch.target[0], :, batch.target[1]] = torch.where(batch.stays, keys, turned)
+        layer.values[batch.target[0], :, batch.target[1]] = values
+
+
+def _batch(moves: Sequence[Move], block_size: int, device: torch.device, rope: Rotation) -> _Batch:
+    counts = torch.tensor([move.num_tokens for move in moves])
+    cos, sin = (torch.stack(table).float() for table in zip(*(rope.table(move.delta) for move in moves), strict=True))
+    stays = torch.tensor([move.delta == 0 for move in moves])[:, None]
+    return _Batch(
+        _places([(move.source_blocks, move.source_offset, move.num_tokens) for move in moves], block_size, device),
+        _places([(move.target_blocks, move.target_offset, move.num_tokens) for move in moves], block_size, device),
+        *(table.to(device).repeat_interleave(counts.to(device), 0)[:, None] for table in (cos, sin, stays)),
+    )
+
+
+def _places(
+    ends: Iterable[tuple[tuple[int, ...], int, int]], block_size: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """From (blocks, offset, num_tokens) the block and the offset in it of each token, `[num_tokens]` each."""
+    blocks, offsets = [], []
+    for ids, offset, num_tokens in ends:
+        slots = torch.arange(offset, offset + num_tokens)
+        blocks.append(torch.tensor(ids)[slots // block_size])
+        offsets.append(slots % block_size)
+    return torch.cat(blocks).to(device), torch.cat(offsets).to(device)
