@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spanflow.engine.model_cache import cache_directory
 from spanflow.engine.vllm.contract import (
     KVCacheConfig,
     KVConnectorBase_V1,
@@ -26,7 +27,8 @@ from spanflow.engine.vllm.contract import (
 from spanflow.engine.vllm.layout import layer_views
 from spanflow.engine.vllm.metrics import Reporter, SpanMetrics, SpanStats
 from spanflow.engine.vllm.support import rotation
-from spanflow.kernels.reference import KVView, Move, run_moves
+from spanflow.kernels.dispatch import Runner, best_runner
+from spanflow.kernels.reference import KVView, Move
 
 
 @dataclass
@@ -70,6 +72,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         self.finished: Any = None
         self.reporter: Reporter | None = None
         self._views: list[KVView] = []
+        self._run_moves: Runner | None = None
         self._result: StepResult | None = None
 
     @property
@@ -136,6 +139,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         for cache in kv_caches.values():
             cache.zero_()
         self._views = [layer_views(cache, self._vllm_config, rope) for cache in kv_caches.values()]
+        self._run_moves = best_runner(self._views, cache_directory() / "kernels")
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Run the step's moves: they end before the forward pass reads."""
@@ -143,7 +147,8 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(step, StepMoves)
         if step.moves:
             begun = time.perf_counter_ns()
-            run_moves(self._views, step.moves)
+            assert self._run_moves is not None
+            self._run_moves(step.moves)
             self._result = StepResult((time.perf_counter_ns() - begun) // 1000)
         if step.probes:
             error = max(self._views[0].key_error(*probe) for probe in step.probes)
