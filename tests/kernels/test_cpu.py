@@ -125,6 +125,16 @@ def test_loops_for_any_cpu_equal_those_for_avx2(plain_kernel: CpuKernel, layout:
     assert_same_as_reference(plain_kernel, [view(layout, dtype, rotation())], [move(5, HALF + 9, 100, 321)])
 
 
+def test_threads_without_openmp(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_THREADS", build._THREADS[1:])
+    library = build.build_and_load("rerope_cpu.cpp", "spanflow_rerope_digest", kernel_cache)
+    assert not isinstance(library, str), library
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    rope = rotation()
+    views = [view("cpu", torch.float32, rope, seed) for seed in range(30)]
+    assert_same_as_reference(CpuKernel(library), views, [move(5, HALF + 9, 160, 321)])
+
+
 @given(data=st.data(), layout=st.sampled_from(LAYOUTS[:3]))
 def test_any_alignment(kernel: CpuKernel, data: st.DataObject, layout: str) -> None:
     ids = data.draw(st.permutations(range(NUM_BLOCKS)))

@@ -15,7 +15,7 @@
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define SPANFLOW_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define SPANFLOW_AVX2 __attribute__((target("avx2")))
 #endif
 
 using spanflow::Move;
@@ -96,8 +96,7 @@ using Chunks = void (*)(const Launch&, int64_t, int64_t);
 
 Chunks choose(bool plain) {
 #if defined(SPANFLOW_AVX2)
-    if (!plain && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-        return chunks_avx2;
+    if (!plain && __builtin_cpu_supports("avx2")) return chunks_avx2;
 #endif
     (void)plain;
     return chunks_anywhere;
