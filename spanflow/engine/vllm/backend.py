@@ -74,11 +74,19 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
 
 
 def _in_process(arguments: AsyncEngineArgs) -> LLMEngine:
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # or vLLM's CPU platform puts the worker into a process
-    config = arguments.create_engine_config()
-    if arguments.async_scheduling:  # the CPU platform switches it off; asked for by name it stays
-        config.scheduler_config.async_scheduling = True
-    return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's CPU platform would put the worker into a process of its own
+    before = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        config = arguments.create_engine_config()
+        if arguments.async_scheduling:  # the CPU platform switches it off; asked for by name it stays
+            config.scheduler_config.async_scheduling = True
+        return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def sampling_params(request: EngineRequest, extra: dict[str, Any] | None) -> SamplingParams:
