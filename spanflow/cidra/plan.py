@@ -55,10 +55,41 @@ def plan_moves(moves: Moves, scratch_start: int, scratch_tokens: int) -> Plan:
     free = moves.take(~tangled)
     if not tangled.any():
         return Plan((joined([free]),) if len(free) else (), 0)
-    schedule = _Schedule(moves.take(tangled).tokens(), scratch_tokens)
-    waves = schedule.waves(scratch_start)
+    grid = _grid(moves.take(tangled), scratch_start, scratch_tokens)
+    schedule = _Schedule(grid.cells(moves.take(tangled)), scratch_tokens // grid.size)
+    waves = schedule.waves(grid)
     waves[0] = joined([waves[0], free])
-    return Plan(tuple(waves), schedule.num_scratch)
+    return Plan(tuple(waves), schedule.num_scratch * grid.size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grid:
+    """Slots in cells of `size`, the first of which begins at `base`: where all ranges begin and end between cells, a
+    cell is planned as if it were a token. Scratch begins at `scratch_start`."""
+
+    base: int
+    size: int
+    scratch_start: int
+
+    def cells(self, moves: Moves) -> Moves:
+        """One move per cell."""
+        source, target = (moves.source - self.base) // self.size, (moves.target - self.base) // self.size
+        return Moves(source, target, moves.count // self.size, moves.delta).tokens()
+
+    def slot(self, cell: Ints) -> Ints:
+        """The first slot of a cell."""
+        return self.base + cell * self.size
+
+    def scratch(self, cell: Ints) -> Ints:
+        """The first slot of a cell of scratch."""
+        return self.scratch_start + cell * self.size
+
+
+def _grid(moves: Moves, scratch_start: int, scratch_tokens: int) -> _Grid:
+    base = int(moves.target.min())
+    size = int(np.gcd.reduce(np.concatenate((moves.source - base, moves.target - base, moves.count))))
+    base = min(base, int(moves.source.min()))
+    return _Grid(base, size if size <= scratch_tokens else 1, scratch_start)
 
 
 def _check_slots(moves: Moves, scratch_start: int, scratch_tokens: int) -> None:
@@ -112,7 +143,6 @@ class _Schedule:
         self.behind = _writers(tokens)
         self.num_scratch = 0
         num_tokens = len(tokens)
-        self._read_from = tokens.source.copy()
         self._wave = np.zeros(num_tokens, np.int64)
         # Saves: the token whose target is saved first, the scratch slot, the wave.
         self._saves: list[tuple[Ints, Ints, int]] = []
@@ -178,19 +208,20 @@ class _Schedule:
         self._saves.append((writers, slots, wave))
         self.num_scratch = max(self.num_scratch, first_slot + len(writers))
 
-    def waves(self, scratch_start: int) -> list[Moves]:
-        """The copies of each wave, tokens in a row made one."""
+    def waves(self, grid: _Grid) -> list[Moves]:
+        """The copies of each wave as slots, those in a row made one."""
         tokens = self.tokens
+        sizes = np.full(len(tokens), grid.size)
+        target = grid.slot(tokens.target)
         slot_of = np.full(len(tokens) + 1, _NONE, np.int64)
         parts: list[list[Moves]] = [[] for _ in range(self._num_waves)]
         for writers, slots, wave in self._saves:
             slot_of[writers] = slots
-            ones, zeros = np.ones(len(slots), np.int64), np.zeros(len(slots), np.int64)
-            parts[wave].append(Moves(tokens.target[writers], scratch_start + slots, ones, zeros))
-        slot_of[_NONE] = _NONE
-        saved = slot_of[self.behind]
-        source = np.where(saved == _NONE, tokens.source, scratch_start + saved)
-        ready = Moves(source, tokens.target, tokens.count, tokens.delta)
+            saved = Moves(target[writers], grid.scratch(slots), sizes[writers], np.zeros(len(slots), np.int64))
+            parts[wave].append(saved)
+        from_scratch = slot_of[self.behind]
+        source = np.where(from_scratch == _NONE, grid.slot(tokens.source), grid.scratch(from_scratch))
+        ready = Moves(source, target, sizes, tokens.delta)
         order = np.argsort(self._wave, kind="stable")
         starts = np.searchsorted(self._wave[order], np.arange(self._num_waves + 1))
         for wave in range(self._num_waves):

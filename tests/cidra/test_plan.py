@@ -57,6 +57,11 @@ def test_any_function_on_slots(data: st.DataObject, scratch_tokens: int) -> None
     check([(source, target, 1, target % 3) for target, source in enumerate(sources)], scratch_tokens)
 
 
+@given(st.permutations(range(12)), st.integers(1, 8), st.integers(0, 8), st.integers(1, 100))
+def test_any_permutation_of_blocks(order: list[int], size: int, base: int, scratch_tokens: int) -> None:
+    check([(base + s * size, base + t * size, size, t % 2) for t, s in enumerate(order)], scratch_tokens)
+
+
 @given(st.permutations(range(20)), st.integers(1, 30))
 def test_any_permutation(order: list[int], scratch_tokens: int) -> None:
     check([(source, target, 1, 0) for target, source in enumerate(order)], scratch_tokens)
