@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from spanflow.compile import Compiled
 from spanflow.engine.context import count_span, in_context, source_key
 from spanflow.errors import QueryError
-from spanflow.ir.draw import tree_text
+from spanflow.ir.draw import tree_mermaid, tree_text
 from spanflow.ir.fidelity import Rung
+from spanflow.ir.nodes import Node
 from spanflow.lowering.lower import Generated, Lowered, lower
 from spanflow.lowering.prompt import SpanPrompt
 from spanflow.lowering.template import ChatTemplate
@@ -80,42 +81,107 @@ class ExplainedPass:
     notes: tuple[str, ...]
 
 
+#: Which part of an explanation: the tree after each pass, the spans of each prompt, or both.
+Stage: TypeAlias = Literal["passes", "spans", "all"]
+_OF_STAGE: Mapping[str, tuple[str, ...]] = {
+    "passes": ("passes",),
+    "spans": ("tree", "generations", "window", "spans_unsupported"),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A query taken apart; `str()` of it is for people.
+    """A query taken apart; `str()` of it is for people, and notebooks draw it.
 
-    `tree` is the drawing of the query as it runs, after all `passes`. `window` is the model's, in tokens, where it
-    is known.
-    `spans_unsupported` says why the engine serves no spans; then all of it runs with full attention.
+    `root` is the query as it runs, after all `passes`, and `tree` its drawing. `window` is the model's, in tokens,
+    where it is known. `spans_unsupported` says why the engine serves no spans; then all of it runs with full attention.
     """
 
-    tree: str
+    root: Node
     generations: tuple[ExplainedGeneration, ...]
     window: int | None
     spans_unsupported: str = ""
     passes: tuple[ExplainedPass, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        plain = asdict(self)
+    @property
+    def tree(self) -> str:
+        """The drawing of the query as it runs."""
+        return tree_text(self.root)
+
+    def mermaid(self) -> str:
+        """The query as it runs, as a Mermaid flowchart."""
+        return tree_mermaid(self.root)
+
+    def to_dict(self, stage: Stage | None = None) -> dict[str, Any]:
+        """Plain values for JSON, of one stage or of all. Raises QueryError for an unknown stage."""
+        _check_stage(stage)
+        plain: dict[str, Any] = {
+            "tree": self.tree,
+            "generations": [asdict(generation) for generation in self.generations],
+            "window": self.window,
+            "spans_unsupported": self.spans_unsupported,
+            "passes": [asdict(each) for each in self.passes],
+        }
         for generation in plain["generations"]:
             for span in generation["spans"]:
                 span["rung"] = str(Rung(**span["rung"]))
-        return plain
+        return {name: plain[name] for name in _OF_STAGE.get(stage or "all", plain)}
 
-    def __str__(self) -> str:
-        lines = [self.tree, ""]
-        for each in self.passes:
-            fired = ", ".join(f"{rule} x{count}" for rule, count in each.rules.items())
-            lines += [f"pass {each.name}: {fired}"] if fired else []
-            lines += [f"  {line}" for line in each.notes]
-        if lines[-1]:
-            lines.append("")
+    def describe(self, stage: Stage | None = None) -> str:
+        """A stage as text; None is an overview. Raises QueryError for an unknown stage.
+
+        'passes' shows each pass with the rules that fired and the tree where that changed, 'spans' the tree as it runs
+        with the prompt of each generation.
+        """
+        _check_stage(stage)
+        passes = [line for each in self.passes for line in _describe_pass(each)]
+        match stage:
+            case "passes":
+                lines = passes
+            case "spans":
+                lines = [self.tree, "", *self._prompts()]
+            case "all":
+                lines = [*passes, "", self.tree, "", *self._prompts()]
+            case _:
+                found = [line for each in self.passes for line in _summary(each)]
+                lines = [self.tree, "", *found, *[""] * bool(found), *self._prompts()]
+        return "\n".join(lines)
+
+    def _prompts(self) -> list[str]:
+        lines = []
         if self.spans_unsupported:
             lines += [f"spans run with full attention: {self.spans_unsupported}", ""]
         for generation in self.generations:
             lines += [*_describe(generation, self.window), ""]
-        return "\n".join(lines[:-1])
+        return lines[:-1]
+
+    def __str__(self) -> str:
+        return self.describe()
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/vnd.mermaid": self.mermaid(), "text/plain": str(self)}
+
+
+def _check_stage(stage: str | None) -> None:
+    known = get_args(Stage)
+    if stage is not None and stage not in known:
+        raise QueryError(
+            f"explain: there is no stage {stage!r}; stages are {', '.join(known)}, and None is an overview"
+        )
+
+
+def _summary(each: ExplainedPass) -> list[str]:
+    fired = _fired(each)
+    return [*[f"pass {each.name}: {fired}"] * bool(fired), *(f"  {line}" for line in each.notes)]
+
+
+def _describe_pass(each: ExplainedPass) -> list[str]:
+    lines = [f"pass {each.name}: {_fired(each) or 'changed nothing'}", f"  {each.why}"]
+    return [*lines, *(f"  {line}" for line in each.notes), *(f"  {line}" for line in each.tree.splitlines())]
+
+
+def _fired(each: ExplainedPass) -> str:
+    return ", ".join(f"{rule} x{count}" for rule, count in each.rules.items())
 
 
 def explain(
@@ -132,7 +198,7 @@ def explain(
     first = [generation for generation in plan.order if generation.index == 0]
     explained = tuple(_explain(plan, g, stages[g.path], template, options, window) for g in first)
     passes = _explain_passes(compiled)
-    return Explanation(tree_text(compiled.tree), explained, window, spans_unsupported, passes)
+    return Explanation(compiled.tree, explained, window, spans_unsupported, passes)
 
 
 def _explain_passes(compiled: Compiled) -> tuple[ExplainedPass, ...]:

@@ -153,3 +153,30 @@ def test_the_passes_are_shown_with_the_rules_that_fired_and_what_they_found() ->
     assert sum(by_name["simplify"].rules.values()) > 0
     assert by_name["simplify"].tree
     assert any("taken over as a span" in note for note in by_name["distribute"].notes)
+
+
+def test_stages_are_parts_of_the_whole() -> None:
+    explanation = explained(generate(seq(seq(system("Be brief.")), user("Why?")), max_tokens=8))
+    whole = explanation.to_dict()
+    assert explanation.to_dict("all") == whole
+    assert explanation.to_dict("passes") == {"passes": whole["passes"]}
+    assert explanation.to_dict("spans") | {"passes": whole["passes"]} == whole
+    passes, spans = explanation.describe("passes"), explanation.describe("spans")
+    assert "pass simplify: flatten_seq x1\n  before all that looks for candidates" in passes
+    assert f"\n{explanation.tree}".replace("\n", "\n  ") in passes
+    assert spans.startswith(f"{explanation.tree}\n\nstage 0  $: at most 8 tokens\n")
+    assert explanation.describe("all") == f"{passes}\n\n{spans}"
+    assert explanation.describe() == str(explanation)
+    for look in (explanation.describe, explanation.to_dict):
+        with pytest.raises(QueryError, match="there is no stage 'tokens'; stages are passes, spans, all, and None"):
+            look("tokens")  # type: ignore[operator]
+
+
+def test_notebooks_draw_an_explanation() -> None:
+    explanation = explained(RAG)
+    assert explanation.mermaid().startswith('flowchart TD\n    n0["G max_tokens=8"]\n    n1["✶"]\n')
+    assert explanation._repr_mimebundle_() == {
+        "text/vnd.mermaid": explanation.mermaid(),
+        "text/plain": str(explanation),
+    }
+    assert "root" not in explanation.to_dict()

@@ -3,12 +3,45 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spanflow.cli.output import FAILED, UNAVAILABLE, reporting, say
-from spanflow.cli.settings import Debug, EngineName, File, Json, Model, Options, RungName, load_query, open_session
+from spanflow.cli.queries import load_query, load_retrievers
+from spanflow.cli.settings import (
+    Debug,
+    EngineName,
+    File,
+    Files,
+    Json,
+    Model,
+    Options,
+    Retrievers,
+    RungName,
+    open_session,
+)
+
+if TYPE_CHECKING:
+    from spanflow import explain as explained
+
+
+class Stage(StrEnum):
+    """What of an explanation is shown."""
+
+    passes = "passes"
+    spans = "spans"
+    all = "all"
+
+
+class Format(StrEnum):
+    """How an explanation is shown."""
+
+    text = "text"
+    json = "json"
+    mermaid = "mermaid"
+
 
 app = typer.Typer(
     help="Span queries: say which parts of a prompt commute, and reuse their KV cache anywhere.",
@@ -41,6 +74,7 @@ def _app(
 @app.command()
 def run(
     file: File,
+    retriever: Retrievers = None,
     model: Model = "smollm2",
     engine: EngineName = "vllm",
     rung: RungName = None,
@@ -48,9 +82,9 @@ def run(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run the `query` of a Python file."""
+    """Run a query."""
     with reporting(as_json=as_json, debug=debug) as output:
-        query = load_query(file)
+        query = load_query(file, load_retrievers(retriever, file))
         with closing(open_session(model, engine, rung, option)) as session:
             result = session.run(query)
         output.show(result.to_dict(), "\n\n".join(sample.text for sample in result.samples))
@@ -63,6 +97,12 @@ def run(
 @app.command()
 def explain(
     file: File,
+    retriever: Retrievers = None,
+    stage: Annotated[
+        Stage | None,
+        typer.Option(help="The tree after each pass, the spans of each prompt, or both; without it, an overview."),
+    ] = None,
+    shape: Annotated[Format, typer.Option("--format", help="mermaid draws the tree as it runs.")] = Format.text,
     model: Model = "smollm2",
     engine: EngineName = "vllm",
     rung: RungName = None,
@@ -70,12 +110,56 @@ def explain(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what the `query` of a Python file becomes, and what it would cost; starts no engine."""
-    with reporting(as_json=as_json, debug=debug) as output:
-        query = load_query(file)
+    """Show what a query becomes, and what it would cost; starts no engine."""
+    if as_json and shape is Format.mermaid:
+        raise typer.BadParameter("--json is --format json; leave one of them out")
+    if stage is Stage.passes and shape is Format.mermaid:
+        raise typer.BadParameter("mermaid draws the tree as it runs, not the passes; leave --stage out")
+    with reporting(as_json=as_json or shape is Format.json, debug=debug) as output:
+        query = load_query(file, load_retrievers(retriever, file))
         with closing(open_session(model, engine, rung, option)) as session:
             explanation = session.explain(query)
-        output.show(explanation.to_dict(), str(explanation))
+        if shape is Format.mermaid:
+            output.show(None, explanation.mermaid())
+        else:
+            name: explained.Stage | None = None if stage is None else stage.value
+            output.show(explanation.to_dict(name), explanation.describe(name))
+
+
+@app.command()
+def fmt(
+    files: Files,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 where it would.")] = False,
+    width: Annotated[int, typer.Option(help="Characters in a line.", min=20)] = 100,
+    debug: Debug = False,
+) -> None:
+    """Format queries in the text form, in place; comments stay."""
+    with reporting(as_json=False, debug=debug) as output:
+        from spanflow.cli.written import format_files
+
+        raise typer.Exit(format_files(files, output, check=check, width=width))
+
+
+@app.command()
+def lint(
+    files: Files,
+    ignore: Annotated[list[str] | None, typer.Option(help="The code of a check to leave out.", metavar="SF003")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of answers that name no bound.", min=1)] = 256,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Find what is likely not meant in queries, or slow without need; exits with 3 where it finds some."""
+    from spanflow.optimizer.lint import CHECKS
+
+    known = [each.code for each in CHECKS]
+    if unknown := set(ignore or ()) - set(known):
+        raise typer.BadParameter(f"there is no check {', '.join(sorted(unknown))}; checks are {', '.join(known)}")
+    with reporting(as_json=as_json, debug=debug) as output:
+        from spanflow.cli.written import lint_files
+
+        found = lint_files(files, output, ignore=ignore or (), max_model_len=max_model_len, max_tokens=max_tokens)
+        raise typer.Exit(found)
 
 
 @app.command()

@@ -30,8 +30,11 @@ class Output:
 
     def show(self, data: Any, text: str = "") -> None:
         """The result: `data` as JSON, or the text."""
-        self._stream.write(json.dumps(data, ensure_ascii=False, indent=2) if self.as_json else text)
-        self._stream.write("\n")
+        self.write((json.dumps(data, ensure_ascii=False, indent=2) if self.as_json else text) + "\n")
+
+    def write(self, text: str) -> None:
+        """Text as it is."""
+        self._stream.write(text)
         self._stream.flush()
 
     def print(self, *renderables: Any) -> None:

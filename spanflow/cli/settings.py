@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
-import traceback
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from spanflow.cli.output import say
+from spanflow.cli.queries import STDIN
 from spanflow.errors import QueryError
 
 if TYPE_CHECKING:
@@ -27,7 +24,28 @@ Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", help="An option of the engine, as in -o kv_cache_gib=2.", metavar="NAME=VALUE"),
 ]
-File = Annotated[Path, typer.Argument(help="A Python file that defines `query`.", exists=True, dir_okay=False)]
+Retrievers = Annotated[
+    list[str] | None,
+    typer.Option("--retriever", help="A retriever that a written query names.", metavar="NAME=module:attr"),
+]
+
+
+def _must_exist(given: Path | list[Path]) -> Path | list[Path]:
+    """Refuse names of files that are none; typer's own check knows no - for stdin."""
+    for file in given if isinstance(given, list) else [given]:
+        if file != STDIN and not file.is_file():
+            raise typer.BadParameter(f"file '{file}' {'is a directory' if file.is_dir() else 'does not exist'}")
+    return given
+
+
+File = Annotated[
+    Path,
+    typer.Argument(
+        help="A query: .py (Python that defines `query`), .span (text form), .json (JSON form), or - (text on stdin).",
+        callback=_must_exist,
+    ),
+]
+Files = Annotated[list[Path], typer.Argument(help="Queries, as files; - is text on stdin.", callback=_must_exist)]
 
 
 def engine_options(given: list[str] | None) -> dict[str, Any]:
@@ -51,25 +69,3 @@ def open_session(
     from spanflow.session import Session
 
     return Session(model, engine=engine, rung=rung, progress=say, **(defaults | engine_options(option)))
-
-
-def load_query(file: Path) -> Any:
-    """The `query` of a Python file. Raises QueryError where there is none, or the file fails."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise QueryError(f"{file}: this is no Python file; name one that ends in .py")
-    module: ModuleType = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent.resolve()))
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
-        place = f"{file}:{lines[-1]}" if lines else str(file)
-        raise QueryError(f"{place}: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(file.parent.resolve()))
-    try:
-        return module.query
-    except AttributeError:
-        raise QueryError(f"{file}: it defines no `query`; add one, as in: query = generate(user('Hello'))") from None

@@ -1,0 +1,104 @@
+"""The commands that need no model: formatting the text form, and advice on queries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
+from difflib import SequenceMatcher
+from pathlib import Path
+from typing import Any
+
+from spanflow.cli.output import FAILED, REJECTED, Output, say
+from spanflow.cli.queries import STDIN, AnyRetriever, load_query, read_source, source_name
+from spanflow.errors import QueryError
+from spanflow.ir.nodes import Node
+from spanflow.ir.text import format_text
+from spanflow.optimizer.lint import lint
+
+
+def format_files(files: Sequence[Path], output: Output, *, check: bool, width: int) -> int:
+    """Format queries in place, those from stdin to stdout; with `check` only say what would change.
+
+    What is no query is left as it is. Returns the exit code: 0, FAILED where `check` found something, REJECTED.
+    """
+    num_changed = num_wrong = 0
+    for file in files:
+        try:
+            before, after = _formatted(file, width)
+        except (QueryError, OSError) as error:
+            say(f"error: {error}")
+            num_wrong += 1
+            continue
+        if before != after:
+            num_changed += 1
+            say(f"{'would reformat' if check else 'reformatted'} {source_name(file)}: {_changes(before, after)}")
+            if not check and file != STDIN:
+                file.write_bytes(after.encode())
+        if file == STDIN and not check:
+            output.write(after)
+    say(_summary(len(files), num_changed, num_wrong, check=check))
+    if num_wrong:
+        return REJECTED
+    return FAILED if check and num_changed else 0
+
+
+def _formatted(file: Path, width: int) -> tuple[str, str]:
+    if file != STDIN and file.suffix != ".span":
+        raise QueryError(f"{file}: only the text form is formatted, in files that end in .span, or from stdin as -")
+    source = read_source(file)
+    return source, format_text(source, width=width, filename=source_name(file))
+
+
+def _changes(before: str, after: str) -> str:
+    """How many lines come and go."""
+    matcher = SequenceMatcher(None, before.splitlines(keepends=True), after.splitlines(keepends=True), autojunk=False)
+    edits = [edit for edit in matcher.get_opcodes() if edit[0] != "equal"]
+    return f"+{sum(edit[4] - edit[3] for edit in edits)} -{sum(edit[2] - edit[1] for edit in edits)} lines"
+
+
+def _summary(num_files: int, num_changed: int, num_wrong: int, *, check: bool) -> str:
+    counts = [
+        (num_changed, "would be reformatted" if check else "reformatted"),
+        (num_files - num_changed - num_wrong, "formatted already"),
+        (num_wrong, "could not be read"),
+    ]
+    return ", ".join(f"{count} file{'' if count == 1 else 's'} {what}" for count, what in counts if count)
+
+
+def lint_files(
+    files: Sequence[Path], output: Output, *, ignore: Collection[str], max_model_len: int | None, max_tokens: int
+) -> int:
+    """Show what the checks find in queries, file by file. Returns the exit code: 0, or REJECTED.
+
+    A file that is no query is told on stderr, and the others are checked still.
+    """
+    found: list[dict[str, Any]] = []
+    errors: list[dict[str, str]] = []
+    lines: list[str] = []
+    for file in files:
+        name = source_name(file)
+        try:
+            findings = lint(_node(file), ignore=ignore, max_model_len=max_model_len, max_tokens=max_tokens)
+        except (QueryError, OSError) as error:
+            say(f"error: {error}")
+            errors.append({"file": name, "message": str(error)})
+            continue
+        found += [{"file": name, **asdict(finding)} for finding in findings]
+        lines += [f"{name}: {finding}" for finding in findings]
+    if output.as_json:
+        output.show({"findings": found, "errors": errors})
+    elif lines:
+        output.show(None, "\n".join(lines))
+    return REJECTED if found or errors else 0
+
+
+def _node(file: Path) -> Node:
+    query = load_query(file, AnyRetriever())
+    if isinstance(query, Node):
+        return query
+    from spanflow.compile import as_generate
+
+    try:
+        return as_generate(query)
+    except QueryError as error:
+        raise QueryError(f"{file}: {error}") from None
