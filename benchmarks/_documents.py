@@ -96,11 +96,12 @@ def _document(rest: Iterator[Passage], size: int, count_tokens: Callable[[str], 
         passage = next(rest, None)
         if passage is None:
             raise SystemExit(f"the passages are too few for {wanted}; give more with --documents")
-        asked += passage.asked
         opening = f"\n\n{passage.title}\n" if text else f"{passage.title}\n"
-        for sentence in _SENTENCE_END.split(passage.text.strip()):
+        for number, sentence in enumerate(_SENTENCE_END.split(passage.text.strip())):
             piece = opening + sentence
             more = count_tokens(piece)
             if text and abs(size - length - more) >= abs(size - length):
                 return Document(text, tuple(one for one in asked if is_correct(text, one.answers)))
             text, length, opening = text + piece, length + more, " "
+            if not number:
+                asked += passage.asked

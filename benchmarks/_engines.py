@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spanflow.engine.models import resolve_model
-from spanflow.engine.protocol import EngineRequest, Lease, SpanReport, Usage
+from spanflow.engine.protocol import Engine, EngineRequest, Lease, SpanReport, Usage
 from spanflow.engine.vllm.client import VllmEngine
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
@@ -46,8 +46,8 @@ class Answer:
 class Pair:
     """Stock vLLM and ours on one model with the same options, both alive; only one of them works at a time."""
 
-    stock: VllmEngine
-    ours: VllmEngine
+    stock: Engine
+    ours: Engine
     template: ChatTemplate
 
     @property
@@ -84,7 +84,7 @@ def plain(prompt: SpanPrompt) -> SpanPrompt:
 
 
 async def ask(
-    engine: VllmEngine,
+    engine: Engine,
     prompt: SpanPrompt,
     *,
     max_tokens: int = 1,
@@ -112,18 +112,22 @@ async def ask(
     return Answer(name, first, text, token_ids, tops, usage, spans)
 
 
-async def ask_alone(engine: VllmEngine, prompt: SpanPrompt, **options: Any) -> Answer:
+async def ask_alone(engine: Engine, prompt: SpanPrompt, **options: Any) -> Answer:
     """Like `ask`, once whatever ran before has come to rest."""
     await asyncio.sleep(_SETTLE)
     return await ask(engine, prompt, **options)
 
 
-async def ask_all(engine: VllmEngine, prompts: Sequence[SpanPrompt], **options: Any) -> list[Answer]:
+async def ask_all(
+    engine: Engine, prompts: Sequence[SpanPrompt], seeds: Sequence[int] | None = None, **options: Any
+) -> list[Answer]:
     """All prompts at once; answers in order. Their times say nothing of one request alone."""
-    return list(await asyncio.gather(*(ask(engine, prompt, **options) for prompt in prompts)))
+    each: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
+    asked = (ask(engine, prompt, seed=seed, **options) for prompt, seed in zip(prompts, each, strict=True))
+    return list(await asyncio.gather(*asked))
 
 
-async def move_seconds(engine: VllmEngine) -> float:
+async def move_seconds(engine: Engine) -> float:
     """The seconds that the engine's worker has spent in moves so far."""
     counts = await engine.audit()
     if problems := counts["problems"]:

@@ -19,7 +19,7 @@ from benchmarks._rag import (
     Point,
     Record,
 )
-from benchmarks._report import Row, seconds, times
+from benchmarks._report import Row, listed, seconds, times
 
 COLUMNS = {
     "point": "prompt",
@@ -86,6 +86,7 @@ def _times(point: Point, rounds: Sequence[Sequence[Answer]], stock: Record) -> R
         "ttft_median": time.median,
         "ttft_low": time.low,
         "ttft_high": time.high,
+        "ttft_all": listed([answer.ttft for answer in answers]),
         "count": time.count,
         "speedup": times(speedup),
         "speedup_median": speedup.median,
@@ -168,12 +169,10 @@ def notes(records: Records) -> list[str]:
 def panel(records: Records) -> Panel:
     """TTFT against the length of the prompt."""
     lines: dict[str, dict[int, Spread]] = {}
-    for by_contestant in records.values():
+    for point, by_contestant in records.items():
         for who, record in by_contestant.items():
             for cache, rounds in (("hit", record.hits), ("new", record.misses)):
-                answers = _flat(rounds)
-                if answers:
+                if answers := _flat(rounds):
                     name = f"{who.name}, {cache}" if who.has_spans else who.name
-                    size = round(median(answer.usage.prompt for answer in answers))
-                    lines.setdefault(name, {})[size] = spread([answer.ttft for answer in answers])
-    return Panel("retrieval, documents in a new order", "tokens of the prompt", lines)
+                    lines.setdefault(name, {})[point.num_tokens] = spread([answer.ttft for answer in answers])
+    return Panel("retrieval, documents in a new order", "tokens of the prompt, about", lines)

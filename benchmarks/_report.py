@@ -100,6 +100,11 @@ def times(value: Spread) -> str:
     return f"{_short(value.median)}x ({_short(value.low)}-{_short(value.high)})"
 
 
+def listed(values: Sequence[float]) -> str:
+    """All times of a row in the order in which they were measured, for JSON."""
+    return " ".join(f"{value:.4f}" for value in values)
+
+
 def _short(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
@@ -109,6 +114,6 @@ def _text(cell: Cell) -> str:
         case None:
             return ""
         case float():
-            return f"{cell:.3g}"
+            return f"{cell:.3g}" if abs(cell) < 100 and not cell.is_integer() else f"{cell:.0f}"
         case _:
             return str(cell)

@@ -78,7 +78,7 @@ async def _main(options: argparse.Namespace) -> None:
     passages = load_passages(options.documents)
     sizes = {
         "grid": " ".join(f"{p.num_tokens}/{p.num_documents}" for p in points),
-        "rounds": options.repeats,
+        "rounds_at_most": options.repeats,
         "hits_per_round": options.hits,
         "documents": str(options.documents or "the package's corpus"),
         "pool": "twice a prompt's documents",

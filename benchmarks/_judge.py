@@ -1,0 +1,178 @@
+"""Rounds of a judge: candidates of one prompt, and outer prompts that read the first few of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from benchmarks._engines import Answer, Pair, ask, ask_all, ask_alone, plain
+from benchmarks._measure import rank_agreement, total_variation
+from spanflow.api.combinators import commute, generate, seq, system, user
+from spanflow.engine.protocol import Engine, Lease
+from spanflow.ir.fidelity import Rung, repair
+from spanflow.ir.nodes import Generate
+from spanflow.lowering.lower import Generated, lower
+from spanflow.lowering.prompt import SpanPrompt
+from spanflow.lowering.template import ChatTemplate
+from spanflow.runner.options import DEFAULT_ANCHOR, DEFAULT_RUNG
+
+#: Of an outer prompt's first token so many likelihoods are compared.
+TOP_TOKENS = 20
+#: Long enough for all outer prompts of a round; the round ends the leases itself.
+_LEASE = Lease(consumers=1 << 20, seconds=3600.0)
+_PLACES = (
+    "an old lighthouse",
+    "a railway station at night",
+    "a market in the mountains",
+    "a library by the sea",
+    "a frozen harbour",
+    "a garden on a roof",
+    "a school in the desert",
+    "a workshop for violins",
+    "a ferry across a wide river",
+    "a bakery before dawn",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """Who runs the outer prompt. `rung` is that of the candidates' join; None leaves it to the default."""
+
+    name: str
+    rung: Rung | None = None
+
+
+STOCK = Contestant("stock")
+LEASED = Contestant("ours, leased")
+REPAIR_16 = Contestant("ours, leased, repair(16)", repair(16))
+RELEASED = Contestant("ours, without leases")
+
+
+@dataclass
+class Record:
+    """What was measured of one contestant at one fan-out and temperature: one entry a round, or an outer prompt.
+
+    `same` says whether the outer prompt's first token is that of full attention, `distances` how far the two
+    distributions are apart (total variation), `agreements` how alike they rank the likeliest tokens (Kendall's tau).
+    """
+
+    outers: list[list[Answer]] = field(default_factory=list)
+    same: list[bool] = field(default_factory=list)
+    distances: list[float] = field(default_factory=list)
+    agreements: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Candidates:
+    """What was generated on the way: lengths in tokens of our candidates, how many differ, and how many are stock's
+    too; seconds that all candidates of a round took."""
+
+    lengths: list[int] = field(default_factory=list)
+    distinct: list[int] = field(default_factory=list)
+    num: int = 0
+    num_same: int = 0
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+
+def inner_query(number: int, count: int, temperature: float, max_tokens: int) -> Generate:
+    """`count` candidates of a round's own prompt, which asks for more text than `max_tokens` hold."""
+    place = _PLACES[number % len(_PLACES)]
+    asked = f"Write the first page of a story about {place}, chapter {number + 1}."
+    messages = seq(system("You are a writer."), user(asked))
+    return generate(messages, n=count, temperature=temperature, max_tokens=max_tokens)
+
+
+def outer_prompt(
+    template: ChatTemplate, inner: Generate, candidates: Sequence[Generated], head: str, rung: Rung | None = None
+) -> SpanPrompt:
+    """The judge's prompt over candidates of `inner`; `head` makes it new to any cache."""
+    query = generate(
+        seq(
+            system(f"{head} You judge the beginnings of stories."),
+            commute(replace(inner, n=len(candidates)), rung=rung),
+            user("Which of the beginnings above is the best? Reply with its number only."),
+        )
+    )
+    generated = {"$.query.operands[1].operands[0]": tuple(candidates)}
+    return lower(query.query, template, generated=generated, rung=DEFAULT_RUNG, anchor=DEFAULT_ANCHOR).prompt
+
+
+async def run_round(
+    pair: Pair,
+    number: int,
+    temperature: float,
+    records: dict[tuple[int, Contestant], Record],
+    made: Candidates,
+    *,
+    fanouts: Sequence[int],
+    num_outers: int,
+    max_tokens: int,
+    seed: int,
+) -> None:
+    """Generate candidates on both engines, and let outer prompts of each fan-out read them; then once more without
+    the leases, at the largest fan-out."""
+    inner = inner_query(number, max(fanouts), temperature, max_tokens)
+    ours, names = await _generate(pair, pair.ours, inner, seed, made, _LEASE)
+    stock, _ = await _generate(pair, pair.stock, inner, seed, made, None)
+    _note_candidates(made, ours, stock)
+    for fanout in fanouts:
+        answers: dict[Contestant, list[Answer]] = {STOCK: [], LEASED: [], REPAIR_16: []}
+        for place in range(num_outers):
+            head = f"Case {seed}-{number}-{fanout}-{place}-{temperature:g}."
+            order = list(answers) if (number + place) % 2 == 0 else list(answers)[::-1]
+            for who in order:
+                of_stock = who is STOCK
+                prompt = outer_prompt(pair.template, inner, (stock if of_stock else ours)[:fanout], head, who.rung)
+                engine = pair.stock if of_stock else pair.ours
+                asked = plain(prompt) if of_stock else prompt
+                answers[who].append(await ask_alone(engine, asked, logprobs=TOP_TOKENS))
+            exact = answers[STOCK][-1]
+            if [c.token_ids for c in ours[:fanout]] != [c.token_ids for c in stock[:fanout]]:
+                prompt = plain(outer_prompt(pair.template, inner, ours[:fanout], head))
+                exact = await ask(pair.stock, prompt, logprobs=TOP_TOKENS)
+            for who in (LEASED, REPAIR_16):
+                _compare(records[fanout, who], answers[who][-1], exact)
+        for who, found in answers.items():
+            records[fanout, who].outers.append(found)
+    await pair.ours.release(names)
+    prompt = outer_prompt(pair.template, inner, ours, f"Case {seed}-{number}-released-{temperature:g}.")
+    answer = await ask_alone(pair.ours, prompt, logprobs=TOP_TOKENS)
+    records[max(fanouts), RELEASED].outers.append([answer])
+
+
+async def _generate(
+    pair: Pair, engine: Engine, inner: Generate, seed: int, made: Candidates, lease: Lease | None
+) -> tuple[list[Generated], tuple[str, ...]]:
+    """All candidates at once, and the names of their requests. Both engines sample with the same seeds."""
+    prompt = lower(inner.query, pair.template, generated={}, rung=DEFAULT_RUNG, anchor=DEFAULT_ANCHOR).prompt
+    sampled = inner.sampling
+    begun = time.perf_counter()
+    answers = await ask_all(
+        engine,
+        [prompt] * inner.n,
+        seeds=[seed * 1000 + place for place in range(inner.n)],
+        max_tokens=sampled.max_tokens,
+        temperature=sampled.temperature,
+        lease=lease,
+    )
+    made.seconds.setdefault("ours" if lease else "stock", []).append(time.perf_counter() - begun)
+    return [Generated(prompt, a.token_ids, a.text) for a in answers], tuple(a.name for a in answers)
+
+
+def _note_candidates(made: Candidates, ours: Sequence[Generated], stock: Sequence[Generated]) -> None:
+    made.lengths += [len(candidate.token_ids) for candidate in ours]
+    made.distinct.append(len({candidate.token_ids for candidate in ours}))
+    made.num += len(ours)
+    made.num_same += sum(a.token_ids == b.token_ids for a, b in zip(ours, stock, strict=True))
+
+
+def _compare(record: Record, answer: Answer, exact: Answer) -> None:
+    """How near an outer prompt's first token is to that of full attention over the same candidates."""
+    mine, theirs = ({token: math.exp(value) for token, value in a.tops.items()} for a in (answer, exact))
+    record.same.append(answer.token_ids[0] == exact.token_ids[0])
+    record.distances.append(total_variation(mine, theirs))
+    agreement = rank_agreement(answer.tops, exact.tops)
+    if agreement is not None:
+        record.agreements.append(agreement)

@@ -1,0 +1,151 @@
+"""From what was measured of judges to rows, figures and notes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import mean, median
+
+from benchmarks._engines import Answer
+from benchmarks._judge import LEASED, RELEASED, REPAIR_16, STOCK, Candidates, Contestant, Record
+from benchmarks._measure import Spread, ratio_spread, spread
+from benchmarks._plot import Panel
+from benchmarks._report import Row, listed, seconds, times
+
+COLUMNS = {
+    "temperature": "temp.",
+    "fanout": "fan-out",
+    "contestant": "contestant",
+    "prompt_tokens": "prompt",
+    "ttft": "outer TTFT, s (range)",
+    "speedup": "stock / this (range)",
+    "count": "n",
+    "cached_tokens": "cached",
+    "internal_tokens": "internal",
+    "same_pick": "same pick",
+    "distance": "distance",
+    "agreement": "rank agr.",
+}
+#: Contestants by the names that they have in figures.
+FIGURES = {"outer": LEASED, "outer_repair16": REPAIR_16, "outer_released": RELEASED}
+
+Records = Mapping[float, Mapping[tuple[int, Contestant], Record]]
+
+
+def label(temperature: float) -> str:
+    """A temperature as it stands in the names of figures: 0.8 is t08."""
+    return f"t{temperature:g}".replace(".", "")
+
+
+def _ttfts(record: Record) -> list[list[float]]:
+    return [[answer.ttft for answer in answers] for answers in record.outers]
+
+
+def _flat(record: Record) -> list[Answer]:
+    return [answer for answers in record.outers for answer in answers]
+
+
+def rows(records: Records, made: Mapping[float, Candidates]) -> list[Row]:
+    """One row for each temperature, fan-out and contestant."""
+    out: list[Row] = []
+    for temperature, by_fanout in records.items():
+        candidates = made[temperature]
+        for (fanout, who), record in by_fanout.items():
+            if not _flat(record):
+                continue
+            row = _times(record, by_fanout[fanout, STOCK]) | _quality(record)
+            row["temperature"], row["fanout"], row["contestant"] = temperature, fanout, who.name
+            row["candidate_tokens_low"], row["candidate_tokens_high"] = min(candidates.lengths), max(candidates.lengths)
+            row["candidate_tokens"] = median(candidates.lengths)
+            row["inner_seconds"] = median(candidates.seconds["stock" if who is STOCK else "ours"])
+            out.append(row)
+    return out
+
+
+def _times(record: Record, stock: Record) -> Row:
+    answers = _flat(record)
+    time, speedup = spread([answer.ttft for answer in answers]), ratio_spread(_ttfts(stock), _ttfts(record))
+    return {
+        "prompt_tokens": median(answer.usage.prompt for answer in answers),
+        "ttft": seconds(time),
+        "ttft_median": time.median,
+        "ttft_low": time.low,
+        "ttft_high": time.high,
+        "ttft_all": listed([answer.ttft for answer in answers]),
+        "count": time.count,
+        "speedup": times(speedup),
+        "speedup_median": speedup.median,
+        "speedup_low": speedup.low,
+        "speedup_high": speedup.high,
+        "cached_tokens": median(answer.usage.cached for answer in answers),
+        "internal_tokens": median(answer.usage.internal for answer in answers),
+    }
+
+
+def _quality(record: Record) -> Row:
+    if not record.same:
+        return {}
+    return {
+        "same_pick": round(mean(record.same), 3),
+        "distance": round(median(record.distances), 4),
+        "agreement": round(median(record.agreements), 3) if record.agreements else None,
+    }
+
+
+def figures(records: Records) -> dict[str, float]:
+    """Numbers by name: `outer_*` is stock's time over ours, by fan-out and temperature; `outer_worst_*` is the least
+    of them over all fan-outs; `same_pick_*` the share of outer prompts with the first token of full attention."""
+    found: dict[str, float] = {}
+    for temperature, by_fanout in records.items():
+        speedups: list[float] = []
+        for name, who in FIGURES.items():
+            for (fanout, other), record in by_fanout.items():
+                if other is not who or not _flat(record):
+                    continue
+                ratio = ratio_spread(_ttfts(by_fanout[fanout, STOCK]), _ttfts(record)).median
+                found[f"{name}_{fanout}_{label(temperature)}"] = ratio
+                if who is LEASED:
+                    speedups.append(ratio)
+        if speedups:
+            found[f"outer_worst_{label(temperature)}"] = min(speedups)
+        for name, who in (("same_pick", LEASED), ("same_pick_repair16", REPAIR_16)):
+            same = [one for (_, other), record in by_fanout.items() if other is who for one in record.same]
+            if same:
+                found[f"{name}_{label(temperature)}"] = mean(same)
+    return found
+
+
+def notes(records: Records, made: Mapping[float, Candidates]) -> list[str]:
+    """What to know about the rows: the candidates, and spans that were not in the cache."""
+    found = [
+        "every outer prompt is new to the cache but for its candidates; same pick: its first token is that of full "
+        "attention over the same candidates; distance: total variation of the first token's distribution; rank agr.: "
+        "Kendall's tau of its likeliest tokens"
+    ]
+    for temperature, candidates in made.items():
+        if candidates.lengths:
+            found.append(
+                f"temperature {temperature:g}: candidates of {min(candidates.lengths)} to {max(candidates.lengths)} "
+                f"tokens (median {median(candidates.lengths):.0f}); of those of a round at least "
+                f"{min(candidates.distinct)} differ; {candidates.num_same} of {candidates.num} are the same on stock"
+            )
+        for (fanout, who), record in records[temperature].items():
+            spans = [span for answer in _flat(record) for span in answer.spans]
+            lost = sum(span.status != "hit" for span in spans)
+            if lost and who is not RELEASED:
+                found.append(
+                    f"temperature {temperature:g}, fan-out {fanout}, {who.name}: {lost} of {len(spans)} candidates "
+                    "were not in the cache; a larger --kv-gib keeps them"
+                )
+    return found
+
+
+def panels(records: Records) -> list[Panel]:
+    """TTFT against the number of candidates, one set of axes a temperature."""
+    out = []
+    for temperature, by_fanout in records.items():
+        lines: dict[str, dict[int, Spread]] = {}
+        for (fanout, who), record in by_fanout.items():
+            if times_of := [answer.ttft for answer in _flat(record)]:
+                lines.setdefault(who.name, {})[fanout] = spread(times_of)
+        out.append(Panel(f"judge, temperature {temperature:g}", "candidates", lines))
+    return out
