@@ -33,8 +33,8 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The size in thousands of tokens, as it stands in the names of figures."""
-        return f"{self.num_tokens / 1000:.0f}k"
+        """The size in thousands of tokens (below one thousand in tokens), as it stands in the names of figures."""
+        return f"{self.num_tokens / 1000:.0f}k" if self.num_tokens >= 1000 else str(self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True)

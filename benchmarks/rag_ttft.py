@@ -55,6 +55,8 @@ def grid(text: str) -> tuple[Point, ...]:
             raise argparse.ArgumentTypeError(
                 f"{part!r}: expected TOKENS/DOCUMENTS with at least 2 documents of 100 tokens, such as 1069/4"
             )
+        if point.label in {other.label for other in points}:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected one point of {point.label} tokens, found another")
         points.append(point)
     return tuple(points)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -29,11 +29,22 @@ class RankingSimulator(SimulatorEngine):
 
 
 @pytest.fixture
-async def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Stock and ours, both simulated, of the same tokenizer."""
+def make_pair(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Awaitable[Pair]]:
+    """Starts stock and ours, both simulated, with one tokenizer, on the loop that asks."""
     monkeypatch.setattr(_engines, "_SETTLE", 0)  # there are no threads to wait for
-    tokenizer = SpeakingTokenizer()
-    options: dict[str, Any] = {"tokenizer": tokenizer, "num_blocks": 4096}
-    stock, ours = await RankingSimulator.start(**options), await RankingSimulator.start(**options)
-    yield Pair(stock, ours, ChatTemplate(tokenizer))
-    assert (await ours.audit())["problems"] == []
+
+    async def make() -> Pair:
+        tokenizer = SpeakingTokenizer()
+        options: dict[str, Any] = {"tokenizer": tokenizer, "num_blocks": 4096}
+        stock, ours = await RankingSimulator.start(**options), await RankingSimulator.start(**options)
+        return Pair(stock, ours, ChatTemplate(tokenizer))
+
+    return make
+
+
+@pytest.fixture
+async def pair(make_pair: Callable[[], Awaitable[Pair]]) -> AsyncIterator[Pair]:
+    """Two simulated engines; the books of ours are checked in the end."""
+    pair = await make_pair()
+    yield pair
+    assert (await pair.ours.audit())["problems"] == []

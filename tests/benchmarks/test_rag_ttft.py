@@ -180,7 +180,7 @@ def test_the_grid_is_read_and_named() -> None:
     assert [point.label for point in GRID] == ["1k", "2k", "4k"]
 
 
-@pytest.mark.parametrize("text", ["1069", "1069/1", "100/4", "x/4", "1069/"])
+@pytest.mark.parametrize("text", ["1069", "1069/1", "100/4", "x/4", "1069/", "1069/4,1100/4"])
 def test_a_bad_grid_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected"):
         grid(text)
