@@ -153,3 +153,19 @@ async def test_a_broken_model_directory(start_rig: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=str(tmp_path)):
         await VllmEngine.start(str(tmp_path), in_process=True, kv_cache_gib=0.1)
+
+
+def test_without_spans_tokens_are_those_of_stock_vllm(start_rig: Any) -> None:
+    """Greedy and sampled, alone and together, on an engine with the span scheduler and on one without it."""
+    options = {"in_process": True, "max_model_len": 1024, "kv_cache_gib": 0.2}
+
+    def answers(rig: Rig) -> list[tuple[int, ...]]:
+        prompts = [rig.chat(f"Tell me about the number {number}.") for number in range(5)]
+        greedy = rig.ask(*prompts, max_tokens=12)
+        drawn = rig.ask(*prompts, max_tokens=12, temperature=0.9, seed=3)
+        alone = [rig.one(prompt, max_tokens=12) for prompt in prompts[:2]]
+        return [answer.token_ids for answer in (*greedy, *drawn, *alone)]
+
+    ours = answers(start_rig(**options))
+    stock = answers(start_rig(**options, spans=False, audit_steps=False))
+    assert ours == stock
