@@ -18,7 +18,7 @@ from spanflow.session import Session
 
 #: Rounds of a demo: in the first all spans are new but those that questions share, in the second they are there.
 NUM_ROUNDS = 2
-MAX_TOKENS = 24
+MAX_TOKENS = 32
 
 _SYSTEM = "Answer the question with a few words from the documents."
 
@@ -109,11 +109,7 @@ class RagReport:
 def rag_query(question: str, documents: Sequence[Fragment]) -> Generate:
     """The query of one question: the documents commute."""
     return generate(
-        seq(
-            system(_SYSTEM),
-            user("Documents:\n\n", commute(*documents), f"Question: {question}\nAnswer with a few words."),
-        ),
-        max_tokens=MAX_TOKENS,
+        seq(system(_SYSTEM), user(commute(*documents), f"Question: {question}\nAnswer:")), max_tokens=MAX_TOKENS
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from spanflow.engine.tokenizer import load_tokenizer
 from spanflow.errors import EngineUnavailable, SpansUnsupported
 from spanflow.lowering.template import ChatTemplate
 from spanflow.runner.background import Background, Job
+from spanflow.runner.children import without_main_module
 from spanflow.runner.host import Host
 
 T = TypeVar("T")
@@ -37,7 +39,8 @@ class EngineChoice:
             # Taken apart here, so that a model that does not exist is named as the caller named it.
             model = str(await asyncio.to_thread(resolve_model, model, progress=self.say))
             options["require_spans"] = self.require_spans
-        engine = await registry.start_engine(self.engine, model, progress=self.say, **options)
+        with without_main_module():
+            engine = await registry.start_engine(self.engine, model, progress=self.say, **options)
         try:
             if self.require_spans and engine.info.spans_unsupported:
                 raise SpansUnsupported(
@@ -99,6 +102,8 @@ class Core:
         async with self._starting:
             if self._host is None:
                 self._host = await self.choice.start()
+                # Registered behind all that the engine registered, so that at exit it is closed before its parts are.
+                atexit.register(self.close)
             return self._host
 
     async def template(self) -> tuple[ChatTemplate, int | None]:
@@ -116,6 +121,7 @@ class Core:
 
     def close(self) -> None:
         """Abort what is in flight, stop the engine and its loop. Idempotent."""
+        atexit.unregister(self.close)
         with self._lock:
             self.is_closed = True
             background, self._background = self._background, None

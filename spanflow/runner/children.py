@@ -1,0 +1,40 @@
+"""Processes that an engine starts, and the program that they are started from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import spawn
+from typing import Any
+
+_lock = threading.Lock()
+_inside = 0
+_original: Any = None
+
+
+@contextmanager
+def without_main_module() -> Iterator[None]:
+    """Processes that are spawned inside do not import the caller's main module.
+
+    multiprocessing imports it in each child, to unpickle what is defined there. An engine's processes need nothing of
+    it, and a script without `if __name__ == "__main__"` would run, and start an engine, again in each of them.
+    """
+    global _inside, _original
+    with _lock:
+        if not _inside:
+            _original = spawn.get_preparation_data
+            spawn.get_preparation_data = _without_main
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside -= 1
+            if not _inside:
+                spawn.get_preparation_data = _original
+
+
+def _without_main(name: str) -> Any:
+    data = _original(name)
+    return {key: value for key, value in data.items() if not key.startswith("init_main_from_")}
