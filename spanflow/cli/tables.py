@@ -30,8 +30,8 @@ def describe_result(result: Result) -> str:
 
 def describe_row(row: Row) -> str:
     """One line about a question that was answered."""
-    exact = "" if row.exact is None else f", full attention {row.exact.ttft:.2f} s"
-    return f"round {row.round}: {row.question}  spans {row.spans.ttft:.2f} s{exact}"
+    stock = "" if row.stock is None else f", stock {row.stock.ttft:.2f} s"
+    return f"round {row.round}: {row.question}  spans {row.spans.ttft:.2f} s{stock}"
 
 
 def describe_judged(way: str, judged: Judged) -> str:
@@ -41,7 +41,7 @@ def describe_judged(way: str, judged: Judged) -> str:
 
 def rag_tables(report: RagReport) -> list[Any]:
     """Answers round by round, a summary of the rounds, and how it was measured."""
-    compares = any(row.exact is not None for row in report.rows)
+    compares = any(row.stock is not None for row in report.rows)
     rounds = sorted({row.round for row in report.rows})
     parts: list[Any] = [_round_table(report, number) for number in rounds]
     parts += [_summary_table([report.summary(number) for number in rounds], report), _sentence(report, rounds[-1])]
@@ -49,8 +49,8 @@ def rag_tables(report: RagReport) -> list[Any]:
         parts.append(f"Spans ran with full attention: {report.spans_unsupported}.")
     if compares:
         parts.append(
-            "exact is full attention with stock prefix caching on the same engine. Each question was asked both ways, "
-            "one after the other, with one order of documents; which way came first alternated."
+            "stock is the same text with full attention and prefix caching, on the same engine. Each question was "
+            "asked both ways, one after the other, with one order of documents; which way came first alternated."
         )
     return parts
 
@@ -68,10 +68,10 @@ def _round_table(report: RagReport, number: int) -> Any:
         ours = row.spans
         counts = [f"{ours.num_hit}/{ours.num_spans}", f"{ours.moved}", f"{ours.repaired}", _plus(ours)]
         table.add_row(report.rung, _mark(ours.is_correct), _seconds(ours.ttft), *counts, escape(ours.text))
-        if row.exact is not None:
-            exact = row.exact
-            counts = ["", "", "", _plus(exact)]
-            table.add_row("exact", _mark(exact.is_correct), _seconds(exact.ttft), *counts, escape(exact.text))
+        if row.stock is not None:
+            stock = row.stock
+            counts = ["", "", "", _plus(stock)]
+            table.add_row("stock", _mark(stock.is_correct), _seconds(stock.ttft), *counts, escape(stock.text))
     return table
 
 
@@ -81,9 +81,9 @@ def _summary_table(summaries: Sequence[Summary], report: RagReport) -> Any:
         right, hit = f"{summary.accuracy:.0%}", f"{summary.share_hit:.0%}"
         computed = f"{summary.num_computed:,}"
         table.add_row(str(summary.round), report.rung, right, _seconds(summary.ttft), hit, computed)
-        if summary.exact_accuracy is not None and summary.exact_ttft is not None:
-            right, computed = f"{summary.exact_accuracy:.0%}", f"{summary.exact_num_computed:,}"
-            table.add_row("", "exact", right, _seconds(summary.exact_ttft), "", computed)
+        if summary.stock_accuracy is not None and summary.stock_ttft is not None:
+            right, computed = f"{summary.stock_accuracy:.0%}", f"{summary.stock_num_computed:,}"
+            table.add_row("", "stock", right, _seconds(summary.stock_ttft), "", computed)
     return table
 
 
@@ -92,11 +92,11 @@ def _sentence(report: RagReport, last: int) -> str:
     summary = report.summary(last)
     text = f"Round {last}, {summary.num_questions} questions over {report.num_documents} documents each: "
     text += f"{summary.share_hit:.0%} of spans hit, {summary.accuracy:.0%} right"
-    if summary.exact_accuracy is None or summary.exact_ttft is None:
+    if summary.stock_accuracy is None or summary.stock_ttft is None:
         return f"{text}, median TTFT {_seconds(summary.ttft)}."
-    ratio = summary.exact_ttft / summary.ttft if summary.ttft else 0.0
-    text += f" (exact: {summary.exact_accuracy:.0%}), median TTFT {_seconds(summary.ttft)} against "
-    return f"{text}{_seconds(summary.exact_ttft)}: {ratio:.1f}x."
+    ratio = summary.stock_ttft / summary.ttft if summary.ttft else 0.0
+    text += f" (stock: {summary.stock_accuracy:.0%}), median TTFT {_seconds(summary.ttft)} against "
+    return f"{text}{_seconds(summary.stock_ttft)}: {ratio:.1f}x."
 
 
 def _table(title: str, columns: Sequence[str], left: Sequence[str]) -> Any:
@@ -131,19 +131,19 @@ def judge_tables(report: JudgeReport) -> list[Any]:
         candidates.add_row(str(number), escape(text))
     columns = ("way", "seed", "tokens", "hit", "moved", "computed", "TTFT", "all")
     runs = _table("The judge's prompt", columns, left=("way",))
-    for way, judged_runs in (("taken over", report.spans), ("exact", report.exact)):
+    for way, judged_runs in (("taken over", report.spans), ("stock", report.stock)):
         for judged in judged_runs:
             hit = f"{judged.num_hit}/{judged.num_spans}" if judged.num_spans else ""
             moved = str(judged.moved) if judged.num_spans else ""
             cells = [way, str(judged.seed), str(judged.num_tokens), hit, moved, _plus(judged)]
             runs.add_row(*cells, _seconds(judged.ttft), _seconds(judged.elapsed))
-    ratio = report.exact_ttft / report.ttft if report.ttft else 0.0
+    ratio = report.stock_ttft / report.ttft if report.ttft else 0.0
     picks = [
         f"[bold]Picked with KV taken over:[/bold] {escape(first.pick)}",
-        f"[bold]Picked with full attention:[/bold] {escape(report.exact[0].pick)}",
+        f"[bold]Picked with full attention:[/bold] {escape(report.stock[0].pick)}",
     ]
     lines = [
-        f"Median TTFT of the judge: {_seconds(report.ttft)} against {_seconds(report.exact_ttft)}: {ratio:.1f}x, with "
+        f"Median TTFT of the judge: {_seconds(report.ttft)} against {_seconds(report.stock_ttft)}: {ratio:.1f}x, with "
         f"{report.num_candidates} candidates at temperature {report.temperature:g}."
     ]
     if report.spans_unsupported:

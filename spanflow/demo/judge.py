@@ -43,10 +43,10 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class JudgeReport:
-    """All runs, with what they were run with: `spans` with KV taken over, `exact` with full attention."""
+    """All runs, with what they were run with: `spans` with KV taken over, `stock` with full attention."""
 
     spans: tuple[Judged, ...]
-    exact: tuple[Judged, ...]
+    stock: tuple[Judged, ...]
     num_candidates: int
     temperature: float
     engine: str
@@ -60,13 +60,13 @@ class JudgeReport:
         return median(judged.ttft for judged in self.spans)
 
     @property
-    def exact_ttft(self) -> float:
+    def stock_ttft(self) -> float:
         """The same with full attention."""
-        return median(judged.ttft for judged in self.exact)
+        return median(judged.ttft for judged in self.stock)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return asdict(self) | {"summary": {"ttft": self.ttft, "exact_ttft": self.exact_ttft}}
+        return asdict(self) | {"summary": {"ttft": self.ttft, "stock_ttft": self.stock_ttft}}
 
 
 def judge_query(num_candidates: int, temperature: float) -> Generate:
@@ -97,10 +97,10 @@ def run_judge(
     """
     check_count(num_candidates, "num_candidates", 1)
     query = judge_query(num_candidates, temperature)
-    ways: tuple[tuple[str, str | None], ...] = (("spans", None), ("exact", "exact"))
+    ways: tuple[tuple[str, str | None], ...] = (("spans", None), ("stock", "exact"))
     for _, rung in ways:
         session.run(query, rung=rung, seed=seed)
-    found: dict[str, list[Judged]] = {"spans": [], "exact": []}
+    found: dict[str, list[Judged]] = {"spans": [], "stock": []}
     for repeat in range(1, NUM_REPEATS + 1):
         for way, rung in ways if repeat % 2 else ways[::-1]:
             judged = _judged(session.run(query, rung=rung, seed=seed + repeat), seed + repeat)
@@ -109,7 +109,7 @@ def run_judge(
     info = session.info
     return JudgeReport(
         tuple(found["spans"]),
-        tuple(found["exact"]),
+        tuple(found["stock"]),
         num_candidates,
         temperature,
         info.name,

@@ -11,7 +11,7 @@ from typing import Any
 from spanflow.api.combinators import commute, generate, seq, system, user
 from spanflow.demo.corpus import Bm25Retriever, Question, is_correct, load_questions
 from spanflow.ir.fidelity import Rung
-from spanflow.ir.nodes import Fragment, Generate
+from spanflow.ir.nodes import DEFAULT_SEPARATOR, Fragment, Generate
 from spanflow.ir.ranges import check_count
 from spanflow.result import Result
 from spanflow.session import Session
@@ -41,13 +41,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question in one round, with spans and, where they are compared, with full attention."""
+    """One question in one round, with spans and, where they are compared, as a stock server answers it."""
 
     round: int
     question: str
     answers: tuple[str, ...]
     spans: Answered
-    exact: Answered | None
+    stock: Answered | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ class Summary:
     ttft: float
     share_hit: float
     num_computed: int
-    exact_accuracy: float | None
-    exact_ttft: float | None
-    exact_num_computed: int | None
+    stock_accuracy: float | None
+    stock_ttft: float | None
+    stock_num_computed: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class RagReport:
         """The summary of a round, counted from 1; of all rounds for 0."""
         rows = [row for row in self.rows if number in (0, row.round)]
         ours = [row.spans for row in rows]
-        exact = [row.exact for row in rows if row.exact is not None]
+        stock = [row.stock for row in rows if row.stock is not None]
         num_spans = sum(answered.num_spans for answered in ours)
         return Summary(
             round=number,
@@ -91,9 +91,9 @@ class RagReport:
             ttft=median(answered.ttft for answered in ours),
             share_hit=sum(answered.num_hit for answered in ours) / num_spans if num_spans else 0.0,
             num_computed=sum(answered.computed + answered.internal for answered in ours),
-            exact_accuracy=_share(answered.is_correct for answered in exact) if exact else None,
-            exact_ttft=median(answered.ttft for answered in exact) if exact else None,
-            exact_num_computed=sum(answered.computed for answered in exact) if exact else None,
+            stock_accuracy=_share(answered.is_correct for answered in stock) if stock else None,
+            stock_ttft=median(answered.ttft for answered in stock) if stock else None,
+            stock_num_computed=sum(answered.computed for answered in stock) if stock else None,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,9 +108,17 @@ class RagReport:
 
 def rag_query(question: str, documents: Sequence[Fragment]) -> Generate:
     """The query of one question: the documents commute."""
-    return generate(
-        seq(system(_SYSTEM), user(commute(*documents), f"Question: {question}\nAnswer:")), max_tokens=MAX_TOKENS
-    )
+    return generate(seq(system(_SYSTEM), user(commute(*documents), _ask(question))), max_tokens=MAX_TOKENS)
+
+
+def stock_query(question: str, documents: Sequence[Fragment]) -> Generate:
+    """The same text with nothing said about order, as any server is asked it."""
+    texts = [f"{document.text}{DEFAULT_SEPARATOR}" for document in documents]
+    return generate(seq(system(_SYSTEM), user(*texts, _ask(question))), max_tokens=MAX_TOKENS)
+
+
+def _ask(question: str) -> str:
+    return f"Question: {question}\nAnswer:"
 
 
 def run_rag(
@@ -125,9 +133,9 @@ def run_rag(
 ) -> RagReport:
     """Ask questions in two rounds, each time with their documents in a new order.
 
-    Where it compares, each question is asked with spans and with full attention (which has stock prefix caching, on
-    the same engine) one after the other, with the same order of documents; which of the two comes first alternates.
-    One question more is asked before, under both, so that neither pays for the engine's first steps.
+    Where it compares, each question is asked with spans and as a stock server is asked it (full attention and prefix
+    caching, on the same engine), one after the other, with the same order of documents; which of the two comes first
+    alternates. One question more is asked both ways before, so that neither pays for the engine's first steps.
     Raises QueryError for numbers, and what a session raises.
     """
     questions = load_questions()
@@ -137,18 +145,18 @@ def run_rag(
     dice = random.Random(seed)
     first, *chosen = dice.sample(questions, num_questions + 1)
     retrieved = {question: retriever.retrieve(question.question, num_documents) for question in (first, *chosen)}
-    rungs = [rung, "exact"] if compare else [rung]
-    for warm in rungs:
-        session.run(rag_query(first.question, retrieved[first]), rung=warm)
+    ways = (rag_query, stock_query) if compare else (rag_query,)
+    for way in ways:
+        session.run(way(first.question, retrieved[first]), rung=rung)
     rows = []
     for number in range(1, NUM_ROUNDS + 1):
         for place, question in enumerate(chosen):
             documents = dice.sample(retrieved[question], len(retrieved[question]))
-            query = rag_query(question.question, documents)
-            in_turn = rungs if (place + number) % 2 else rungs[::-1]
-            found = {name: _answered(session.run(query, rung=name), question) for name in in_turn}
-            exact = found["exact"] if compare else None
-            row = Row(number, question.question, question.answers, found[rung], exact)
+            in_turn = ways if (place + number) % 2 else ways[::-1]
+            found = {
+                way: _answered(session.run(way(question.question, documents), rung=rung), question) for way in in_turn
+            }
+            row = Row(number, question.question, question.answers, found[rag_query], found.get(stock_query))
             rows.append(row)
             on_row(row)
     info = session.info

@@ -69,13 +69,13 @@ def test_the_second_round_brings_other_orders_and_the_seed_decides(script: Scrip
     assert set(orders(script)[2:8]) != set(orders(script)[8:])
 
 
-def test_without_comparison_nothing_is_asked_exactly(script: Script) -> None:
+def test_without_comparison_nothing_is_asked_the_stock_way(script: Script) -> None:
     report = ask(script, compare=False, rung="moved")
     assert len(script.submitted) == 1 + NUM_ROUNDS * 3
     assert all(request.prompt.spans for request in script.submitted)
-    assert all(row.exact is None for row in report.rows)
-    assert report.summary().exact_ttft is None
-    assert "exact" not in shown(rag_tables(report))
+    assert all(row.stock is None for row in report.rows)
+    assert report.summary().stock_ttft is None
+    assert "stock" not in shown(rag_tables(report))
 
 
 def test_accuracy_counts_the_questions_that_were_answered(script: Script) -> None:
@@ -90,9 +90,9 @@ def test_accuracy_counts_the_questions_that_were_answered(script: Script) -> Non
 
     script.answer = answer
     report = ask(script)
-    assert (report.summary().accuracy, report.summary().exact_accuracy) == (1.0, 0.0)
+    assert (report.summary().accuracy, report.summary().stock_accuracy) == (1.0, 0.0)
     text = shown(rag_tables(report))
-    assert "100% of spans hit, 100% right (exact: 0%)" in text
+    assert "100% of spans hit, 100% right (stock: 0%)" in text
     assert text.count("✓") == text.count("✗") == 6
     assert describe_row(report.rows[0]).startswith(f"round 1: {report.rows[0].question}  spans ")
     assert json.loads(json.dumps(report.to_dict()))["summary"]["num_questions"] == 6
@@ -112,20 +112,20 @@ def test_on_the_simulator_the_second_round_finds_all_spans() -> None:
     assert first.share_hit < 1
     assert second.share_hit == 1
     assert second.num_computed < first.num_computed
-    assert second.exact_num_computed is not None
-    assert second.num_computed < second.exact_num_computed / 3
+    assert second.stock_num_computed is not None
+    assert second.num_computed < second.stock_num_computed / 3
 
 
 def test_both_judges_read_the_same_candidates_and_only_one_takes_them_over(script: Script) -> None:
     script.answer = lambda request: " a" if request.sampling.seed is None else f" number {request.sampling.seed}"
     with Session("m", engine="scripted", script=script) as session:
         report = run_judge(session, num_candidates=3, temperature=0.5)
-    assert len(report.spans) == len(report.exact) == NUM_REPEATS
+    assert len(report.spans) == len(report.stock) == NUM_REPEATS
     by_seed = {judged.seed: judged.candidates for judged in report.spans}
-    assert by_seed == {judged.seed: judged.candidates for judged in report.exact}
+    assert by_seed == {judged.seed: judged.candidates for judged in report.stock}
     assert len(set(by_seed.values())) == NUM_REPEATS
     assert {judged.num_spans for judged in report.spans} == {3}
-    assert {judged.num_spans for judged in report.exact} == {0}
+    assert {judged.num_spans for judged in report.stock} == {0}
     assert all(request.sampling.temperature in (0.0, 0.5) for request in script.submitted)
     text = shown(judge_tables(report))
     assert "Picked with KV taken over: a" in text
