@@ -39,9 +39,8 @@ class Residency:
     source or of a leased generation, has no hash there and is remembered here.
     """
 
-    def __init__(self, pool: BlockPool, block_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, pool: BlockPool, clock: Callable[[], float] = time.monotonic) -> None:
         self.pool = pool
-        self.block_size = block_size
         self.clock = clock
         self.tails: dict[bytes, list[Tail]] = {}
         self.by_block: dict[int, Tail] = {}

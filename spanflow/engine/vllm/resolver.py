@@ -61,7 +61,7 @@ class Resolver:
         if not self.unsupported and scheduler.hash_block_size != scheduler.block_size:
             self.unsupported = f"its blocks of {scheduler.block_size} are hashed by {scheduler.hash_block_size} tokens"
         self.audit_steps = bool(extra.get("audit_steps"))
-        self.residency = Residency(self.manager.block_pool, self.block_size)
+        self.residency = Residency(self.manager.block_pool)
         self.known: dict[str, SpanRequest] = {}
         self.held: dict[str, SpanRequest] = {}
         self.internal: dict[str, Internal | Family] = {}
