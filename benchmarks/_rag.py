@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -72,14 +73,14 @@ class Record:
 
     `hits` have all documents' KV in the cache, `misses` none of it; a contestant without spans has `hits` alone.
     `move_seconds` is what moves took of a hit. `likelihoods` has, for each question of a round, the log-likelihood per
-    token of its accepted answer, and `firsts` the likeliest first token of an answer.
+    token of its accepted answer, and `firsts` the probabilities of an answer's likeliest first tokens.
     """
 
     hits: list[list[Answer]] = field(default_factory=list)
     misses: list[list[Answer]] = field(default_factory=list)
     move_seconds: list[float] = field(default_factory=list)
     likelihoods: list[list[float]] = field(default_factory=list)
-    firsts: list[list[int]] = field(default_factory=list)
+    firsts: list[list[dict[int, float]]] = field(default_factory=list)
 
 
 def rag_prompt(
@@ -163,7 +164,7 @@ async def _measure_quality(
     answers = iter(await ask_all(engine, prompts, logprobs=TOP_TOKENS))
     found = [[(next(answers), token) for token in answer] for answer in tokens]
     record.likelihoods.append([mean(_likelihood(a.tops, token) for a, token in steps) for steps in found])
-    record.firsts.append([steps[0][0].token_ids[0] for steps in found])
+    record.firsts.append([{t: math.exp(value) for t, value in steps[0][0].tops.items()} for steps in found])
 
 
 def _likelihood(tops: dict[int, float], token: int) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
 from benchmarks._engines import Answer
-from benchmarks._measure import Spread, ratio_spread, spread
+from benchmarks._measure import Spread, ratio_spread, spread, total_variation
 from benchmarks._plot import Panel
 from benchmarks._rag import (
     CLOSED_BOOK,
@@ -30,10 +30,10 @@ COLUMNS = {
     "count": "n",
     "cached_tokens": "cached",
     "internal_tokens": "internal",
-    "move_share": "moves",
+    "move_share": "moves share",
     "likelihood": "log-lik.",
     "kept": "kept",
-    "same_first": "same first",
+    "distance": "distance",
     "num_answers": "of",
 }
 #: Contestants by the names that they have in figures.
@@ -99,19 +99,21 @@ def _times(point: Point, rounds: Sequence[Sequence[Answer]], stock: Record) -> R
 
 def quality(record: Record, stock: Record, closed: Record) -> Row:
     """Log-likelihood per token of the accepted answers; the share of what documents add to it under full attention
-    that is kept; the share of questions whose answer begins with the token that full attention begins with."""
+    that is kept; how far the distribution of an answer's first token is from that of stock (total variation)."""
     mine = [value for values in record.likelihoods for value in values]
     if not mine:
         return {}
     theirs = mean(value for values in stock.likelihoods for value in values)
     alone = mean(value for values in closed.likelihoods for value in values)
-    firsts = [
-        a == b for one, other in zip(record.firsts, stock.firsts, strict=True) for a, b in zip(one, other, strict=True)
+    distances = [
+        total_variation(a, b)
+        for one, other in zip(record.firsts, stock.firsts, strict=True)
+        for a, b in zip(one, other, strict=True)
     ]
     return {
         "likelihood": round(mean(mine), 3),
         "kept": round((mean(mine) - alone) / (theirs - alone), 3) if theirs > alone else None,
-        "same_first": round(mean(firsts), 3),
+        "distance": round(median(distances), 4),
         "num_answers": len(mine),
     }
 
@@ -152,7 +154,8 @@ def notes(records: Records) -> list[str]:
     found = [
         "hit: all documents' KV is in the cache, their order is new; new: the cache was emptied before",
         "log-lik.: per token of the accepted answers; kept: the share of what the documents add to it under stock's "
-        "full attention; same first: answers that begin with the token that stock's begin with",
+        "full attention; distance: between the distributions of the first token of this answer and of "
+        "stock's (total variation), median",
     ]
     for point, by_contestant in records.items():
         for who, record in by_contestant.items():

@@ -47,7 +47,7 @@ Records = dict[Point, dict[Contestant, Record]]
 
 def grid(text: str) -> tuple[Point, ...]:
     """Points from `1069/4,2097/8`: tokens of the prompt and number of documents."""
-    points = []
+    points: list[Point] = []
     for part in text.split(","):
         tokens, slash, documents = part.partition("/")
         point = Point(positive(tokens.strip()), positive(documents.strip())) if slash else None

@@ -140,15 +140,17 @@ def answer(ttft: float, statuses: str = "") -> Answer:
 def records_by_hand() -> dict[Point, dict[Contestant, Record]]:
     return {
         POINT: {
-            STOCK: Record([[answer(2.0)], [answer(4.0)]], likelihoods=[[-2.0], [-2.0]], firsts=[[5], [6]]),
+            STOCK: Record(
+                [[answer(2.0)], [answer(4.0)]], likelihoods=[[-2.0], [-2.0]], firsts=[[{5: 1.0}], [{6: 1.0}]]
+            ),
             MOVED_HEADER: Record(
                 [[answer(0.1, "hh"), answer(0.2, "hh"), answer(0.3, "hh")], [answer(0.4, "he")]],
                 [[answer(3.0)], [answer(2.0)]],
                 [0.05, 0.1],
                 [[-2.5], [-2.5]],
-                [[5], [9]],
+                [[{5: 1.0}], [{6: 0.5, 9: 0.5}]],
             ),
-            CLOSED_BOOK: Record(likelihoods=[[-4.0], [-4.0]], firsts=[[1], [1]]),
+            CLOSED_BOOK: Record(likelihoods=[[-4.0], [-4.0]], firsts=[[{1: 1.0}], [{1: 1.0}]]),
         }
     }
 
@@ -164,7 +166,7 @@ def test_figures_by_hand() -> None:
 def test_quality_by_hand() -> None:
     records = records_by_hand()[POINT]
     found = quality(records[MOVED_HEADER], records[STOCK], records[CLOSED_BOOK])
-    assert found == {"likelihood": -2.5, "kept": 0.75, "same_first": 0.5, "num_answers": 2}
+    assert found == {"likelihood": -2.5, "kept": 0.75, "distance": 0.25, "num_answers": 2}
     assert quality(records[STOCK], records[STOCK], records[CLOSED_BOOK])["kept"] == 1
     useless = quality(records[MOVED_HEADER], records[CLOSED_BOOK], records[CLOSED_BOOK])
     assert useless["kept"] is None, "documents that add nothing keep no share"
