@@ -89,13 +89,23 @@ def queries(max_leaves: int = 12, *, retrieve: bool = True, generate: bool = Tru
     neither Generate nor Chat.
     """
     leaves = st.one_of(texts().map(Text), fragments(), *([retrieves()] if retrieve else []))
-    parts = st.recursive(leaves, _joins, max_leaves=4)
-    messages = st.builds(Message, st.sampled_from(["system", "user", "assistant"]), _some(parts, 0, 3))
+    plain = _messages(st.recursive(leaves, _joins, max_leaves=4))
+    messages = plain
+    if generate:
+        # An answer may be part of what is said.
+        asked = _generates(st.one_of(plain, leaves, _joins(plain)))
+        said = st.recursive(st.one_of(leaves, leaves, leaves, asked), _joins, max_leaves=4)
+        messages = st.one_of(plain, plain, _messages(said))
 
     def around(inner: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
         return st.one_of(_joins(inner), *([_generates(inner), _chats(inner)] if generate else []))
 
     return st.recursive(st.one_of(messages, messages, leaves), around, max_leaves=max_leaves)
+
+
+def _messages(parts: st.SearchStrategy[Node]) -> st.SearchStrategy[Node]:
+    roles = st.sampled_from(["system", "user", "assistant"])
+    return st.builds(Message, roles, _some(parts.map(_one_sample), 0, 3))
 
 
 def _some(nodes: st.SearchStrategy[Node], least: int, most: int) -> st.SearchStrategy[tuple[Node, ...]]:

@@ -377,3 +377,13 @@ def test_the_simulator_takes_answers_over_and_keeps_no_lease() -> None:
         assert [span.kind for span in deeper.spans] == ["generated"] * 3
         audit = s.on_host(lambda host: host.engine.audit())  # type: ignore[arg-type, return-value]
         assert (audit["leases"], audit["running"], audit["problems"]) == (0, 0, [])
+
+
+def test_candidates_inside_a_message_are_part_of_what_it_says() -> None:
+    script = Script(answer=lambda request: " yes" if request.prompt.spans else " so")
+    with session(script) as s:
+        query = generate(user("Judge:", commute(generate("one"), generate("two"), separator=";"), "Which?"))
+        result = s.run(query)
+    assert result.text == " yes"
+    assert script.texts()[-1] == "<|im_start|>user\nJudge: so; so;Which?<|im_end|>\n<|im_start|>assistant\n"
+    assert [span.path for span in result.spans] == ["$.query.parts[1].operands[0]", "$.query.parts[1].operands[1]"]

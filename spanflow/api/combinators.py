@@ -24,12 +24,18 @@ from spanflow.ir.ranges import MAX_N, check_count
 
 
 def system(*parts: Operand) -> Message:
-    """A system message (S) of text, fragments and joins of them. Raises QueryError."""
+    """A system message (S) of text, fragments, generated answers and joins of them. Raises QueryError."""
     return as_message("system", as_arguments(parts, "system"), "system()")
 
 
 def user(*parts: Operand) -> Message:
-    """A user message (U) of text, fragments and joins of them. Raises QueryError."""
+    """A user message (U) of text, fragments, generated answers and joins of them. Raises QueryError.
+
+    An answer inside a message is part of what is said, and no turn of its own:
+
+    >>> from spanflow import commute, generate, user
+    >>> judge = generate(user("Judge:", commute(generate("Write.", n=4)), "Which is best?"))
+    """
     return as_message("user", as_arguments(parts, "user"), "user()")
 
 

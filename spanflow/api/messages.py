@@ -7,7 +7,7 @@ from typing import get_args
 
 from spanflow.api.coerce import as_node, as_text, described
 from spanflow.errors import QueryError
-from spanflow.ir.nodes import Chat, Generate, Message, Node, Role
+from spanflow.ir.nodes import Chat, Message, Node, Role
 
 _ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -17,7 +17,7 @@ def as_message(role: Role, parts: tuple[Node, ...], where: str) -> Message:
     if not parts:
         raise QueryError(f"{where}: a message needs at least one part; '' makes an empty one on purpose")
     for number, part in enumerate(parts, 1):
-        if isinstance(part, Message | Generate | Chat):
+        if isinstance(part, Message | Chat):
             kind = type(part).__name__.lower()
             raise QueryError(
                 f"{where}: argument {number} is a {kind}, and messages do not nest; put it beside the message, "

@@ -11,12 +11,9 @@ from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, 
 from spanflow.ir.ranges import MAX_N, check_count, check_sampling, check_text
 from spanflow.ir.walk import ROOT, child_path, children
 
-#: What a message may not hold: it is a message itself, or becomes one.
-CHAT_LEVEL: Mapping[type[Node], str] = {
-    Message: "a message",
-    Generate: "a generate (its value is a message)",
-    Chat: "a chat",
-}
+#: What a message may not hold.
+_NOT_IN_MESSAGE: Mapping[type[Node], str] = {Message: "a message", Chat: "a chat"}
+_ASKS = (Generate, Chat)
 _KINDS = get_args(Query)
 _ROLES = get_args(Role)
 _RUNGS = get_args(RungName)
@@ -68,7 +65,8 @@ class Verified:
     def open_below(self, place: _Place) -> list[_Place]:
         """The places of those children that are still to be looked at; plain texts, most of a tree, are not."""
         node = place.node
-        message = node if isinstance(node, Message) else place.message
+        # What a generate reads are messages of its own, wherever it stands.
+        message = node if type(node) is Message else None if type(node) in _ASKS else place.message
         in_message, may_have_samples = message is not None, type(node) is Commute
         return [
             _Place(child, place, i, message)
@@ -93,11 +91,12 @@ class Verified:
 def verify(root: Node, verified: Verified | None = None) -> None:
     """Refuse a tree that breaks a rule of the language.
 
-    Fields have the types and ranges that they are declared with; a message holds text, fragments and joins of them;
-    a commute has operands, a chat has messages, and a generate has something to read; several samples of one generate
-    stand directly in a commute, or the generate is the whole query. Raises QueryError, which begins with the path of
-    the node, as in `$.query.operands[2]`. A subtree that stands at many places is looked at once, also over several
-    calls with the same `verified`, which is of no more use after an error.
+    Fields have the types and ranges that they are declared with; a message holds text, fragments, generates (whose
+    answers are part of what it says) and joins of them; a commute has operands, a chat has messages, and a generate has
+    something to read; several samples of one generate stand directly in a commute, or the generate is the whole query.
+    Raises QueryError, which begins with the path of the node, as in `$.query.operands[2]`. A subtree that stands at
+    many places is looked at once, also over several calls with the same `verified`, which is of no more use after an
+    error.
     """
     known = Verified() if verified is None else verified
     stack: list[tuple[_Place, bool]] = [(_Place(root), False)]
@@ -121,7 +120,7 @@ def _check_node(place: _Place) -> None:
     if type(place.node) not in _KINDS:
         known = ", ".join(kind.__name__ for kind in _KINDS)
         raise QueryError(f"{place.path()}: {type(place.node).__name__} is no node of a query; nodes are {known}")
-    if place.message is not None and (what := CHAT_LEVEL.get(type(place.node))):
+    if place.message is not None and (what := _NOT_IN_MESSAGE.get(type(place.node))):
         raise QueryError(
             f"{place.path()}: {what} stands inside a message of role {place.message.role!r}; messages do not nest: "
             "put it beside that message, in a seq or a commute"

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spanflow.errors import OptimizerError, QueryError
-from spanflow.ir.nodes import Fragment, Message, Node, Retrieve, Text
-from spanflow.ir.verify import CHAT_LEVEL
+from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Seq, Text
 from spanflow.ir.walk import children, with_children
 from spanflow.optimizer.rule import Rule, RuleSet, by_kind
 from spanflow.optimizer.trace import Place, Step, short_path
@@ -20,6 +19,8 @@ _FREE_STEPS = 5_000
 _FREE_WIDTH = 1_000
 _PER_NODE = 10
 _LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
+_ASKS: frozenset[type[Node]] = frozenset({Generate, Chat})
+_JOINS: frozenset[type[Node]] = frozenset({Seq, Commute})
 
 
 class Rewritten(NamedTuple):
@@ -86,9 +87,10 @@ class _Run:
         self.steps: list[Step] = []
         self.num_nodes = 0  # of the root; counted when it matters
         self.normal: dict[bytes, Node] = {}
-        # What need not be entered: no rule looks at it, nor at anything that may stand below it.
+        # What need not be entered: no rule looks at it, nor at anything that may stand below it. A message in which
+        # nothing is generated holds neither generates nor chats.
         self.closed = {leaf for leaf in _LEAVES if leaf not in self.rules}
-        if Message not in self.rules and self.rules.keys() <= CHAT_LEVEL.keys():
+        if self.rules.keys() <= _ASKS:
             self.closed.add(Message)
         # What was looked at is known by ids, and so kept alive: in which nodes something is to be done, and what a rule
         # makes of the node itself, where one applies.
@@ -127,6 +129,7 @@ class _Run:
         What is below a node to which a rule applies is not looked at yet: the rule may take it along.
         """
         self.looked_at.append(root)
+        closed = self.closed
         stack = [(root, False)]
         while stack:
             node, done = stack.pop()
@@ -144,7 +147,11 @@ class _Run:
                 continue
             if found is not None:
                 self.at_hand[id(node)] = found
-            elif entered := [(child, False) for child in children(node) if type(child) not in self.closed]:
+            elif entered := [
+                (child, False)
+                for child in children(node)
+                if (kind := type(child)) not in closed or (kind is Message and _generates(child))
+            ]:
                 stack.append((node, True))
                 stack += entered
 
@@ -174,7 +181,7 @@ class _Run:
         done, closed, seen, at_hand = frame.done, self.closed, self.seen, self.at_hand
         for index in range(len(done), len(frame.below)):
             child = frame.below[index]
-            if type(child) in closed:
+            if (kind := type(child)) in closed and (kind is not Message or not _generates(child)):
                 done.append(child)
                 continue
             if (known := self.normal.get(child.digest)) is not None:
@@ -225,6 +232,20 @@ def _first(node: Node, table: Mapping[type[Node], RuleSet]) -> tuple[Rule, Node]
         if (new := rule(node)) is not None:
             return rule, new
     return None
+
+
+def _generates(message: Node) -> bool:
+    """Whether something is generated inside a message."""
+    stack = [message]
+    while stack:
+        parts = children(stack.pop())
+        kinds = set(map(type, parts))  # most parts are leaves, and there may be many
+        if kinds <= _LEAVES:
+            continue
+        if kinds & _ASKS:
+            return True
+        stack += [part for part in parts if type(part) in _JOINS]
+    return False
 
 
 def _names(rules: Mapping[str, int | None]) -> str:

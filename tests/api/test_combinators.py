@@ -40,6 +40,10 @@ class Loud(str):
         (system("a"), Message("system", (A,))),
         (user("a", fragment("b"), commute("c")), Message("user", (A, Fragment("b"), Commute((C,))))),
         (assistant("a"), Message("assistant", (A,))),
+        (
+            user("a", generate("b"), commute(generate("c", n=2))),
+            Message("user", (A, Generate(B), Commute((Generate(C, n=2),)))),
+        ),
         (user(""), Message("user", (Text(""),))),
         (user(["a", "b"], "c"), Message("user", (Seq((A, B)), C))),
         (user(text for text in "ab"), Message("user", (Seq((A, B)),))),
@@ -158,7 +162,6 @@ EXPECTED = r"expected text, a node \(from user\(\), fragment\(\), commute\(\), .
         (lambda: generate(None), rf"generate\(\): query: {EXPECTED}None"),
         (lambda: user(), r"user\(\): a message needs at least one part; '' makes an empty one"),
         (lambda: user("a", user("b")), r"user\(\): argument 2 is a message, and messages do not nest"),
-        (lambda: system(generate("a")), r"system\(\): argument 1 is a generate, and messages do not nest"),
         (lambda: user(chat([user("a")])), r"user\(\): argument 1 is a chat, and messages do not nest"),
         (lambda: user("ab\ud800"), r"user\(\): argument 1: the character at position 2 is half of a surrogate pair"),
         (lambda: fragment("\udc00a"), r"fragment\(\): text: the character at position 0"),

@@ -38,7 +38,15 @@ def test_what_the_language_allows_is_accepted(root: Node) -> None:
             Message("system", (Commute((A, Seq((B, U)))),)),
             "$.parts[0].operands[1].operands[1]: a message stands inside a message of role 'system'",
         ),
-        (Message("user", (Generate(U),)), "$.parts[0]: a generate (its value is a message) stands inside a message"),
+        (
+            Message("user", (Generate(Message("user", (A, U))),)),
+            "$.parts[0].query.parts[1]: a message stands inside a message of role 'user'",
+        ),
+        (Message("user", (Generate(U, n=2),)), "$.parts[0]: generate: n=2 asks for 2 answers"),
+        (
+            Message("user", (Commute((Seq((Chat((U,)),)),)),)),
+            "$.parts[0].operands[0].operands[0]: a chat stands inside",
+        ),
         (Message("user", (Chat((U,)),)), "$.parts[0]: a chat stands inside a message"),
         (Generate(Seq((U, Commute(())))), "$.query.operands[1]: commute: there are no operands"),
         (Generate(Seq(())), "$: this generate has nothing to read"),
@@ -132,6 +140,8 @@ def test_a_node_of_another_kind_is_named() -> None:
         Commute((Generate(U, n=5), Generate(U))),
         Generate(Seq((Message("system", ()), Generate(U)))),
         Message("user", (Retrieve(shelf, "q"), Commute((Seq((A, B)), Fragment("f"))))),
+        Generate(Message("user", (Generate(U),))),
+        Message("user", (A, Commute((Generate(Seq((U, Chat((U,))))), Generate(U, n=5), A)), B)),
     ],
     ids=lambda root: type(root).__name__,
 )

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from spanflow.errors import OptimizerError, QueryError
-from spanflow.ir.nodes import Commute, Generate, Message, Node, Seq, Text
+from spanflow.ir.nodes import Chat, Commute, Generate, Message, Node, Seq, Text
+from spanflow.ir.walk import rebuild
 from spanflow.optimizer.driver import rewrite
-from spanflow.optimizer.passes import SIMPLIFY
+from spanflow.optimizer.passes import DESUGAR, SIMPLIFY
 from spanflow.optimizer.rule import RuleSet
 from spanflow.optimizer.trace import Step, short_path
 
@@ -201,3 +202,15 @@ def test_width() -> None:
     texts = [Message("user", (Text(str(i)),)) for i in range(10_000)]
     nested = Commute(tuple(Seq((Commute((one,)),)) for one in texts))
     assert rewrite(nested, SIMPLIFY.rules).root == Commute(tuple(texts))
+
+
+def test_messages_are_entered_where_something_is_generated() -> None:
+    """What else they hold is nothing to laws about generates."""
+    asked = Generate(Chat((A,)))
+    inside = Message("user", (Text("Judge:"), Seq((Commute((asked, Text("b"))),)), Text("Which?")))
+    root = Generate(Seq((A, inside, Message("user", (Seq((Text("c"),)),)))))
+    done = rewrite(root, DESUGAR.rules).root
+    operand = Commute((Generate(Generate(Seq((A,)))), Text("b")))
+    assert done == rebuild(root, lambda node: operand if isinstance(node, Commute) else node)
+    again = rewrite(done, DESUGAR.rules)
+    assert again.root is done

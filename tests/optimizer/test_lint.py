@@ -367,3 +367,9 @@ def test_depth() -> None:
     for _ in range(5_000):
         root = Seq((root, SEA))
     assert found(generate(commute(root, SEA)))[0][0] == "SF001"
+
+
+def test_answers_inside_a_message() -> None:
+    written = generate("Write.")
+    assert found(generate(user("Judge:", commute(written, written), "Which?"))) == []
+    assert found(generate(user("Judge:", written, written, "Which?"))) == [("SF009", "$.query.parts[1]")]

@@ -202,3 +202,16 @@ def test_the_pass_can_be_left_out() -> None:
     passes = tuple(each for each in DEFAULT if each is not LOCALITY)
     root = optimise(wide(8), passes=passes).root
     assert root == wide(8)
+
+
+def test_candidates_inside_a_message() -> None:
+    """Each smaller judge is sent the message with its share; the next one reads the answers in the same place."""
+    group = commute(*[candidate(i) for i in range(4)], associative=True)
+    root = tree_of(replace(wide(1), query=user("Judge:", group, "Which is best?")))
+    smaller = [node for node in inner(root).values() if is_judge(node)]
+    assert list(inner(root)) == ["$.query.parts[1].operands[0]", "$.query.parts[1].operands[1]"]
+    assert smaller == [
+        replace(root, query=user("Judge:", replace(group, operands=share), "Which is best?"))
+        for share in (group.operands[:2], group.operands[2:])
+    ]
+    verify(root)

@@ -17,8 +17,10 @@ from spanflow.ir.walk import child_path, children
 from spanflow.lowering.lower import Generated, Lowered, lower
 from spanflow.lowering.prompt import SpanPrompt, span_key
 from spanflow.lowering.template import ChatTemplate
+from spanflow.optimizer.candidates import all_candidates
 from spanflow.optimizer.passes import DESUGAR, DISTRIBUTE, SIMPLIFY
 from spanflow.optimizer.pipeline import optimise
+from spanflow.plan.graph import build_plan
 
 PASSES = (DESUGAR, SIMPLIFY, DISTRIBUTE)
 
@@ -129,3 +131,22 @@ def test_spans_outside_equal_spans_inside(root: Generate, rung: Rung) -> None:
     assert after.prompt == before.prompt
     assert keys(after) == keys(before)
     assert [source.kind for source in after.sources] == [source.kind for source in before.sources]
+
+
+def test_candidates_inside_a_message_are_spans_of_it() -> None:
+    """The way for templates whose roles alternate: no turn of their own, and nothing of their prompts is taken."""
+    root = Generate(user("Judge:", plus(Generate(Text("one")), gen(n=2)), "Which?"))
+    done = optimise(root, passes=PASSES).root
+    assert isinstance(done, Generate)
+    assert list(inner(done)) == ["$.query.parts[1].operands[0]", "$.query.parts[1].operands[1]"]
+    lowered = answered(done)
+    assert [
+        (source.kind, span.num_taken) for source, span in zip(lowered.sources, lowered.prompt.spans, strict=True)
+    ] == [("generated", 0)] * 3
+    assert said(lowered).count("<|im_start|>") == 2
+    assert all(candidate.taken_over for candidate in all_candidates(done))
+    plan = build_plan(done, rung=MOVED, seed=0)
+    assert [(len(stage), {generation.is_leased for generation in stage}) for stage in plan.stages()] == [
+        (3, {True}),
+        (1, {False}),
+    ]

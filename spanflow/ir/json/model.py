@@ -43,7 +43,7 @@ class FragmentModel(BaseModel):
 
 
 class MessageModel(BaseModel):
-    """A chat message of text, fragments and joins of them."""
+    """A chat message of text, fragments, generated answers and joins of them."""
 
     model_config = _STRICT
     type: Literal["system", "user", "assistant"]

@@ -98,7 +98,7 @@ def _words(part: _Written) -> str:
         case _Nothing():
             return ""
         case _:
-            raise QueryError("message: spnl's messages hold plain text, and no joins")
+            raise QueryError("message: spnl's messages hold plain text, and neither joins nor answers")
 
 
 def _seq(below: list[_Written]) -> _Written:

@@ -110,7 +110,8 @@ def _read(reader: Generate | Chat | None, top: Node, path: str) -> Reading:
                     Said(visit.path, text, visit.role or "user", is_fragment, visit.operand, visit.group)
                 )
             case Generate() | Chat():
-                reading.num_messages += node.n if isinstance(node, Generate) else 1
+                if visit.role is None:  # inside a message it is a part of that
+                    reading.num_messages += node.n if isinstance(node, Generate) else 1
                 reading.parts.append(Answer(visit.path, node, visit.operand, visit.group))
             case Commute():
                 group = visit.group if visit.is_operand and visit.group is not None else visit.path

@@ -42,7 +42,7 @@ JUDGE_TREE: RuleSet = (judge_tree,)
 
 def why_no_tree(node: Generate) -> str:
     """Why a judge that is to be a tree cannot be one, and what to do; empty where it can."""
-    commutes, answers, in_message = _survey(node)
+    commutes, answers = _survey(node)
     chosen = [commute for commute in commutes if commute.associative]
     if not commutes and answers:
         return (
@@ -66,34 +66,26 @@ def why_no_tree(node: Generate) -> str:
             f"{len(answers)} generated answers stand beside the candidates, and each of the smaller judges would ask "
             "for them again, and get others; generate them within the candidates, or judge with reduce=None"
         )
-    if in_message:
-        return (
-            "the candidates stand inside a message, where the answers of the smaller judges, which are messages, "
-            "cannot stand; put the commute beside that message, in a seq"
-        )
     return ""
 
 
-def _survey(node: Generate) -> tuple[list[Commute], list[Node], bool]:
-    """The commutes that are read in order with the rest, answers outside of the associative ones, and whether the
-    associative ones stand inside messages."""
+def _survey(node: Generate) -> tuple[list[Commute], list[Node]]:
+    """The commutes that are read in order with the rest, and the answers outside of the associative ones."""
     commutes: list[Commute] = []
     answers: list[Node] = []
-    in_message = False
-    stack: list[tuple[Node, bool]] = [(node.query, False)]
+    stack: list[Node] = [node.query]
     while stack:
-        inner, inside = stack.pop()
+        inner = stack.pop()
         match inner:
             case Commute():
                 commutes.append(inner)
-                in_message |= inside and inner.associative
                 if not inner.associative:
                     answers += _answers(inner)
             case Generate() | Chat():
                 answers.append(inner)
             case _:
-                stack += [(child, inside or isinstance(inner, Message)) for child in children(inner)]
-    return commutes, answers, in_message
+                stack += children(inner)
+    return commutes, answers
 
 
 def _answers(root: Node) -> Iterator[Node]:
