@@ -63,6 +63,6 @@ def test_the_source_of_text_and_of_generated_text() -> None:
 def test_requests_without_a_meaning_are_refused() -> None:
     with pytest.raises(QueryError, match="request 'r': max_tokens is 0; ask for at least 1 token"):
         checked_max_tokens(EngineRequest("r", ANCHOR, Sampling(max_tokens=0)), 100)
-    with pytest.raises(QueryError, match=r"temperature 0.0 or top_p 0 is out of range"):
+    with pytest.raises(QueryError, match=r"temperature 0.0 or top_p 0.0 is out of range"):
         checked_max_tokens(EngineRequest("r", ANCHOR, Sampling(max_tokens=1, top_p=0)), 100)
     assert checked_max_tokens(EngineRequest("r", ANCHOR, Sampling(max_tokens=97)), 100) == 97

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from span_prompts import span_prompts
 
@@ -19,6 +19,7 @@ def ready(prompt: SpanPrompt) -> SpanPrompt:
     return prompt
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(span_prompts())
 def test_each_token_is_moved_computed_or_left(prompt: SpanPrompt) -> None:
     prompt = ready(prompt)
@@ -36,6 +37,7 @@ def test_each_token_is_moved_computed_or_left(prompt: SpanPrompt) -> None:
     assert whole.suffix < len(prompt)
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(span_prompts())
 def test_what_is_moved_is_what_the_oracle_moves(prompt: SpanPrompt) -> None:
     """Two readings of the same semantics, written apart; the head is moved from itself, so it does not count."""
@@ -47,6 +49,7 @@ def test_what_is_moved_is_what_the_oracle_moves(prompt: SpanPrompt) -> None:
     assert found == expected
 
 
+@settings(suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(span_prompts(), st.integers(1, 40))
 def test_behind_a_hit_nothing_is_done_twice(prompt: SpanPrompt, num_cached: int) -> None:
     prompt = ready(prompt)
