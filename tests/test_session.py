@@ -21,6 +21,7 @@ from scripted_engine import Script, SpeakingTokenizer, register
 from spanflow import (
     EngineDied,
     EngineUnavailable,
+    ModelError,
     PromptTooLong,
     QueryError,
     Session,
@@ -175,6 +176,13 @@ def test_an_unknown_engine_or_option_is_named() -> None:
         s.run("hello")
     with pytest.raises(QueryError, match="max_concurrency: must be a whole number at least 1, got 0"):
         session(max_concurrency=0)
+
+
+def test_a_model_that_does_not_exist_is_named_before_vllm_is_loaded() -> None:
+    s = Session("nowhere")
+    with pytest.raises(ModelError, match="model 'nowhere' is neither a known name nor a directory"):
+        s.run("hello")
+    s.close()
 
 
 def test_spans_may_be_required() -> None:

@@ -25,9 +25,9 @@ def load_tokenizer(model: str | Path, *, progress: Callable[[str], None] | None 
     place = resolve_model(model, progress=progress)
     try:
         return AutoTokenizer.from_pretrained(str(place)), _window(Path(place))
-    except (OSError, ValueError) as error:
+    except Exception as error:  # broken files make transformers fail in many ways
         raise ModelError(
-            f"the tokenizer of model {str(model)!r} does not load from {place}: {error}. Name a directory or a hub "
+            f"the tokenizer of model {str(model)!r} does not load from {place}: {error!r}. Name a directory or a hub "
             "name of a model with a tokenizer, or 'smollm2'."
         ) from error
 

@@ -1,0 +1,34 @@
+"""A model's tokenizer without its engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from engine.tiny_llama import save_tiny_model
+
+from spanflow.engine.tokenizer import load_tokenizer
+from spanflow.errors import EngineUnavailable, ModelError
+
+
+@pytest.mark.torch
+def test_the_tokenizer_and_the_window_of_a_directory(tmp_path: Path) -> None:
+    tokenizer, window = load_tokenizer(save_tiny_model(tmp_path / "tiny"))
+    assert tokenizer.encode("w0 w1", add_special_tokens=False) == [3, 4]
+    assert window == 8192
+
+
+@pytest.mark.torch
+def test_a_tokenizer_that_does_not_load_is_named_with_its_place(tmp_path: Path) -> None:
+    directory = save_tiny_model(tmp_path / "tiny")
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer_config.json").unlink()
+    with pytest.raises(ModelError, match=f"the tokenizer of model '{directory}' does not load from {directory}"):
+        load_tokenizer(str(directory))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(EngineUnavailable, match=r"the tokenizer of smollm2 needs transformers; run: pip install"):
+        load_tokenizer("smollm2")
