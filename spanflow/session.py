@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from queue import SimpleQueue
 from types import TracebackType
@@ -90,7 +90,7 @@ class Session:
         bound = await bind_query(query)
         return await self._begin(lambda: self._run_bound(bound, options)).join()
 
-    def stream(self, query: Askable, **overrides: Any) -> Iterator[Event]:
+    def stream(self, query: Askable, **overrides: Any) -> Generator[Event, None, None]:
         """The events of one run as they happen, `Done` with the result last; it runs from the first one asked for.
 
         Leaving the iterator early (`close`, or dropping it) aborts what is in flight. Raises as `run` does.
@@ -98,7 +98,7 @@ class Session:
         options = self._options.changed(overrides)
         self._core.refuse_if_closed()
 
-        def events() -> Iterator[Event]:
+        def events() -> Generator[Event, None, None]:
             queue: SimpleQueue[Event | None] = SimpleQueue()
             job = self._begin(lambda: _feed(self._run(query, options, queue.put), queue.put))
             try:
@@ -110,7 +110,7 @@ class Session:
 
         return events()
 
-    async def astream(self, query: Askable, **overrides: Any) -> AsyncIterator[Event]:
+    async def astream(self, query: Askable, **overrides: Any) -> AsyncGenerator[Event, None]:
         """Like `stream`, asynchronously; close it with `aclose` to abort early."""
         options = self._options.changed(overrides)
         bound = await bind_query(query)

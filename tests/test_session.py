@@ -240,7 +240,7 @@ def test_leaving_a_stream_early_aborts_it_within_a_second() -> None:
         assert isinstance(next(events), Started)
         wait_for(lambda: len(script.submitted) == 3)
         begun = time.monotonic()
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         assert time.monotonic() - begun < 1
         assert len(script.aborted) == 3
         assert s.run is not None
@@ -383,7 +383,7 @@ def test_the_simulator_takes_answers_over_and_keeps_no_lease() -> None:
         assert [(span.status, span.kind, span.computed) for span in result.spans] == [("hit", "generated", 1)] * 3
         deeper = s.run(generate(seq(system("be fair"), commute(judge(), generate(user("x"), n=2)), user("which?"))))
         assert [span.kind for span in deeper.spans] == ["generated"] * 3
-        audit = s.on_host(lambda host: host.engine.audit())  # type: ignore[arg-type, return-value]
+        audit = s.on_host(lambda host: host.engine.audit())
         assert (audit["leases"], audit["running"], audit["problems"]) == (0, 0, [])
 
 

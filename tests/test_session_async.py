@@ -79,7 +79,7 @@ async def test_cancelling_arun_or_leaving_astream_aborts_within_a_second() -> No
         with pytest.raises(asyncio.CancelledError):
             await task
         assert len(script.aborted) == 3
-        async with aclosing(s.astream("hello")) as events:  # type: ignore[type-var]
+        async with aclosing(s.astream("hello")) as events:
             async for event in events:
                 assert isinstance(event, Started)
                 break

@@ -58,7 +58,7 @@ def test_a_judge_takes_its_candidates_over_two_levels_deep(session: Session) -> 
     assert all(span.moved == span.end - span.start - 1 and span.computed == 1 for span in result.spans)
     (middle,) = result.inner["$.query.operands[0].operands[0]"]
     assert [span.status for span in middle.spans] == ["hit"] * 3
-    audit = session.on_host(lambda host: host.engine.audit())  # type: ignore[arg-type, return-value]
+    audit = session.on_host(lambda host: host.engine.audit())
     assert (audit["leases"], audit["running"]) == (0, 0)
 
 

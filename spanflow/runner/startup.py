@@ -90,7 +90,11 @@ class Core:
                 "a session was used from its own event loop, where waiting for it would last for ever; call it from "
                 "another thread, for example with asyncio.to_thread"
             )
-        return background.start(make())
+        try:
+            return background.start(make())
+        except RuntimeError:  # closed in the meantime, by another thread
+            self.refuse_if_closed()
+            raise
 
     def refuse_if_closed(self) -> None:
         """Raises EngineUnavailable when closed."""

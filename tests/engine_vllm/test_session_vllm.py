@@ -34,7 +34,7 @@ def vllm_session(model_dir: Path, start_rig: Callable[..., Any]) -> Iterator[Ses
 @pytest.fixture(autouse=True)
 def _nothing_left(vllm_session: Session) -> Iterator[None]:
     yield
-    found = vllm_session.on_host(lambda host: host.engine.audit())  # type: ignore[arg-type, return-value]
+    found = vllm_session.on_host(lambda host: host.engine.audit())
     assert found["problems"] == []
     assert (found["pins"], found["leases"], found["held"]) == (0, 0, 0)
 
@@ -120,7 +120,7 @@ def test_leaving_a_stream_aborts_and_the_session_goes_on(vllm_session: Session) 
     assert isinstance(next(events), Started)
     assert isinstance(next(events), Delta)
     begun = time.monotonic()
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert time.monotonic() - begun < 1
     *_, last = vllm_session.stream(question("honey"))
     assert isinstance(last, Done)
