@@ -267,14 +267,16 @@ def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, jud
 
     plain = module.sampling_params
     prompt = rig.prompt([rig.document(5), rig.document(6)], repair=2)
-    for name, value, reason in (
-        ("skip_reading_prefix_cache", True, "does not read the prefix cache"),
-        ("prompt_logprobs", 1, "every token computed"),
+    skip = {"skip_reading_prefix_cache": True}
+    for wanted, reason in (
+        (skip, "does not read the prefix cache"),
+        (skip | {"prompt_logprobs": 1}, "every token computed"),  # vLLM sets the one with the other
     ):
 
-        def changed(request: EngineRequest, extra: Any, name: str = name, value: Any = value) -> Any:
+        def changed(request: EngineRequest, extra: Any, wanted: Any = wanted) -> Any:
             params = plain(request, extra)
-            setattr(params, name, value)
+            for name, value in wanted.items():
+                setattr(params, name, value)
             return params
 
         module.sampling_params = changed

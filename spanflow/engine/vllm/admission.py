@@ -68,10 +68,10 @@ def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt) -> str:
     params = request.sampling_params
     if spans.unsupported:
         return spans.unsupported
-    if request.skip_reading_prefix_cache:
-        return "the request does not read the prefix cache"
     if params is not None and params.prompt_logprobs is not None:
         return "log-probabilities of the prompt need every token computed"
+    if request.skip_reading_prefix_cache:
+        return "the request does not read the prefix cache"
     if request.mm_features or request.prompt_embeds is not None:
         return "the prompt is not made of token ids alone"
     if request.resumable:
