@@ -197,7 +197,7 @@ async def test_requests_that_cannot_be_served_are_refused(engine: OracleEngine) 
         await run(engine, ask(SpanPrompt(())))
     with pytest.raises(QueryError, match="max_tokens is None; ask for at least 1 token"):
         await run(engine, ask(max_tokens=None))
-    with pytest.raises(QueryError, match=r"temperature -1 or top_p 1.0 is out of range"):
+    with pytest.raises(QueryError, match=r"temperature -1.0 or top_p 1.0 is out of range"):
         await run(engine, ask(temperature=-1))
     with pytest.raises(QueryError, match="token id 500 is outside"):
         await run(engine, ask(SpanPrompt((500,))))

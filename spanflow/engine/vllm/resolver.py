@@ -241,9 +241,10 @@ class Resolver:
                 seats -= 1
                 continue
             else:
-                self._hold_back(state, found)
-                self._starved += 1
-                self.connector.closed = self._starved > _PATIENCE
+                if front:
+                    self._hold_back(state, found)
+                    self._starved += 1
+                    self.connector.closed = self._starved > _PATIENCE
                 return
             front = False
         self.connector.closed = False
@@ -362,6 +363,7 @@ class Resolver:
 
     def _hold_back(self, state: SpanRequest, found: list[Found | None]) -> None:
         """Pin what the first span request has already, until the next step looks again, or it is gone."""
+        assert not self._reserve, "only the first span request in the queue holds anything back"
         self._reserve_owner = state.request.request_id
         self._reserve = [block for item in found if item for block in item]
         self.residency.pin(self._reserve)
