@@ -64,7 +64,7 @@ DEFAULT = Contestant(f"ours, {DEFAULT_RUNG} (default)", DEFAULT_RUNG, DEFAULT_AN
 CLOSED_BOOK = Contestant("stock, no documents")
 #: Stock and ours alternate.
 ALL = (STOCK, MOVED_HEADER, CANONICAL, DEFAULT, FULL, MOVED_HEAD, REPAIR_16)
-QUICK = (STOCK, MOVED_HEADER, CANONICAL, DEFAULT)
+QUICK = (STOCK, MOVED_HEADER, FULL, DEFAULT)
 
 
 @dataclass

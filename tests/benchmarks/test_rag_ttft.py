@@ -128,7 +128,7 @@ async def test_rows_and_figures_of_a_run(pair: Pair) -> None:
     assert set(COLUMNS) <= {key for row in out for key in row}
     found = figures(records)
     assert {"hit_1k_moved", "hit_1k_default", "miss_1k", "moves_share_1k"} <= found.keys()
-    assert len(notes(records)) == 2
+    assert len(notes(records)) == 3
     assert "stock, shuffled" in panel(records).lines
 
 
