@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -19,8 +20,8 @@ from spanflow.lowering.prompt import SpanPrompt
 from spanflow.lowering.template import ChatTemplate
 
 _NAMES = itertools.count()
-#: The other engine's threads have gone to sleep after this many seconds.
-_SETTLE = 0.05
+#: vLLM's processes look for work in a loop for a second after the last, and take a core from the other engine's.
+_SETTLE = 1.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +43,50 @@ class Answer:
         return sum(span.status == "hit" for span in self.spans)
 
 
-@dataclass(frozen=True, slots=True)
 class Pair:
-    """Stock vLLM and ours on one model with the same options, both alive; only one of them works at a time."""
+    """Stock vLLM and ours on one model with the same options, both alive; only one of them works at a time.
 
-    stock: Engine
-    ours: Engine
-    template: ChatTemplate
+    Whoever takes a turn waits until the other one's processes have gone to sleep.
+    """
 
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer."""
-        return self.ours.tokenizer
+    def __init__(self, stock: Engine, ours: Engine, template: ChatTemplate) -> None:
+        self.stock = stock
+        self.ours = ours
+        self.template = template
+        self._at_work: Engine | None = None
+
+    async def ask(self, engine: Engine, prompt: SpanPrompt, **options: Any) -> Answer:
+        """Run one request alone, and time its first token. Options are those of `Sampling` and `EngineRequest`."""
+        await self._take_turn(engine)
+        return await _run(engine, prompt, **options)
+
+    async def ask_all(
+        self, engine: Engine, prompts: Sequence[SpanPrompt], seeds: Sequence[int] | None = None, **options: Any
+    ) -> list[Answer]:
+        """All prompts at once; answers in order. Their times say nothing of one request alone."""
+        await self._take_turn(engine)
+        each: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
+        asked = (_run(engine, prompt, seed=seed, **options) for prompt, seed in zip(prompts, each, strict=True))
+        return list(await asyncio.gather(*asked))
+
+    async def move_seconds(self) -> float:
+        """The seconds that our worker has spent in moves so far."""
+        await self._take_turn(self.ours)
+        counts = await self.ours.audit()
+        if problems := counts["problems"]:
+            raise RuntimeError(f"the engine's books are wrong: {'; '.join(problems)}")
+        return float(counts.get("move_microseconds", 0)) / 1e6
+
+    async def _take_turn(self, engine: Engine) -> None:
+        if self._at_work not in (None, engine):
+            await asyncio.sleep(_SETTLE)
+        self._at_work = engine
 
 
 @asynccontextmanager
 async def started_pair(model: str, **options: Any) -> AsyncIterator[Pair]:
     """Start both engines, and stop them in the end. Raises what an engine's start raises; SpansUnsupported too."""
+    _give_both_all_cores()
     directory = str(resolve_model(model, progress=say))
     begun = time.perf_counter()
     ours = await VllmEngine.start(directory, require_spans=True, **options)
@@ -73,6 +101,15 @@ async def started_pair(model: str, **options: Any) -> AsyncIterator[Pair]:
         await ours.close()
 
 
+def _give_both_all_cores() -> None:
+    """Let both engines compute on the same cores.
+
+    Left alone, vLLM keeps one core free on a CPU, two beside a KV connector such as ours, and none where that would
+    leave none: on two cores stock would compute on one of them, and ours on both. What the user set stays.
+    """
+    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+
+
 def say(text: str) -> None:
     """Progress, beside the result."""
     print(f"... {text}", file=sys.stderr, flush=True)
@@ -83,7 +120,7 @@ def plain(prompt: SpanPrompt) -> SpanPrompt:
     return SpanPrompt(prompt.token_ids)
 
 
-async def ask(
+async def _run(
     engine: Engine,
     prompt: SpanPrompt,
     *,
@@ -110,26 +147,3 @@ async def ask(
     if first is None:
         raise RuntimeError(f"{name}: the engine gave no token for a prompt of {len(prompt)} tokens")
     return Answer(name, first, text, token_ids, tops, usage, spans)
-
-
-async def ask_alone(engine: Engine, prompt: SpanPrompt, **options: Any) -> Answer:
-    """Like `ask`, once whatever ran before has come to rest."""
-    await asyncio.sleep(_SETTLE)
-    return await ask(engine, prompt, **options)
-
-
-async def ask_all(
-    engine: Engine, prompts: Sequence[SpanPrompt], seeds: Sequence[int] | None = None, **options: Any
-) -> list[Answer]:
-    """All prompts at once; answers in order. Their times say nothing of one request alone."""
-    each: Sequence[int | None] = [None] * len(prompts) if seeds is None else seeds
-    asked = (ask(engine, prompt, seed=seed, **options) for prompt, seed in zip(prompts, each, strict=True))
-    return list(await asyncio.gather(*asked))
-
-
-async def move_seconds(engine: Engine) -> float:
-    """The seconds that the engine's worker has spent in moves so far."""
-    counts = await engine.audit()
-    if problems := counts["problems"]:
-        raise RuntimeError(f"the engine's books are wrong: {'; '.join(problems)}")
-    return float(counts.get("move_microseconds", 0)) / 1e6

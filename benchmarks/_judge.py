@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks._engines import Answer, Pair, ask, ask_all, ask_alone, plain
+from benchmarks._engines import Answer, Pair, plain
 from benchmarks._measure import rank_agreement, total_variation
 from spanflow.api.combinators import commute, generate, seq, system, user
 from spanflow.engine.protocol import Engine, Lease
@@ -47,6 +47,8 @@ class Contestant:
 STOCK = Contestant("stock")
 LEASED = Contestant("ours, leased")
 REPAIR_16 = Contestant("ours, leased, repair(16)", repair(16))
+#: At the largest fan-out only: full attention on our engine, which must be as fast as stock, and an ablation.
+FULL = Contestant("ours, exact")
 RELEASED = Contestant("ours, without leases")
 
 
@@ -111,8 +113,8 @@ async def run_round(
     max_tokens: int,
     seed: int,
 ) -> None:
-    """Generate candidates on both engines, and let outer prompts of each fan-out read them; then once more without
-    the leases, at the largest fan-out."""
+    """Generate candidates on both engines, and let outer prompts of each fan-out read them; then, at the largest
+    fan-out, with full attention on our engine, and without the leases."""
     inner = inner_query(number, max(fanouts), temperature, max_tokens)
     ours, names = await _generate(pair, pair.ours, inner, seed, made, _LEASE)
     stock, _ = await _generate(pair, pair.stock, inner, seed, made, None)
@@ -127,19 +129,21 @@ async def run_round(
                 prompt = outer_prompt(pair.template, inner, (stock if of_stock else ours)[:fanout], head, who.rung)
                 engine = pair.stock if of_stock else pair.ours
                 asked = plain(prompt) if of_stock else prompt
-                answers[who].append(await ask_alone(engine, asked, logprobs=TOP_TOKENS))
+                answers[who].append(await pair.ask(engine, asked, logprobs=TOP_TOKENS))
             exact = answers[STOCK][-1]
             if [c.token_ids for c in ours[:fanout]] != [c.token_ids for c in stock[:fanout]]:
                 prompt = plain(outer_prompt(pair.template, inner, ours[:fanout], head))
-                exact = await ask(pair.stock, prompt, logprobs=TOP_TOKENS)
+                exact = await pair.ask(pair.stock, prompt, logprobs=TOP_TOKENS)
             for who in (LEASED, REPAIR_16):
                 _compare(records[fanout, who], answers[who][-1], exact)
         for who, found in answers.items():
             records[fanout, who].outers.append(found)
-    await pair.ours.release(names)
-    prompt = outer_prompt(pair.template, inner, ours, f"Case {seed}-{number}-released-{temperature:g}.")
-    answer = await ask_alone(pair.ours, prompt, logprobs=TOP_TOKENS)
-    records[max(fanouts), RELEASED].outers.append([answer])
+    for who in (FULL, RELEASED):
+        prompt = outer_prompt(pair.template, inner, ours, f"Case {seed}-{number}-{who.name}-{temperature:g}.")
+        if who is RELEASED:
+            await pair.ours.release(names)
+        asked = plain(prompt) if who is FULL else prompt
+        records[max(fanouts), who].outers.append([await pair.ask(pair.ours, asked, logprobs=TOP_TOKENS)])
 
 
 async def _generate(
@@ -149,7 +153,7 @@ async def _generate(
     prompt = lower(inner.query, pair.template, generated={}, rung=DEFAULT_RUNG, anchor=DEFAULT_ANCHOR).prompt
     sampled = inner.sampling
     begun = time.perf_counter()
-    answers = await ask_all(
+    answers = await pair.ask_all(
         engine,
         [prompt] * inner.n,
         seeds=[seed * 1000 + place for place in range(inner.n)],

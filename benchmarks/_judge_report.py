@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import mean, median
 
 from benchmarks._engines import Answer
-from benchmarks._judge import LEASED, RELEASED, REPAIR_16, STOCK, Candidates, Contestant, Record
+from benchmarks._judge import FULL, LEASED, RELEASED, REPAIR_16, STOCK, Candidates, Contestant, Record
 from benchmarks._measure import Spread, ratio_spread, spread
 from benchmarks._plot import Panel
 from benchmarks._report import Row, listed, seconds, times
@@ -26,7 +26,7 @@ COLUMNS = {
     "agreement": "rank agr.",
 }
 #: Contestants by the names that they have in figures.
-FIGURES = {"outer": LEASED, "outer_repair16": REPAIR_16, "outer_released": RELEASED}
+FIGURES = {"outer": LEASED, "outer_repair16": REPAIR_16, "outer_released": RELEASED, "outer_exact": FULL}
 
 Records = Mapping[float, Mapping[tuple[int, Contestant], Record]]
 
@@ -93,7 +93,7 @@ def _quality(record: Record) -> Row:
 
 def figures(records: Records) -> dict[str, float]:
     """Numbers by name: `outer_*` is stock's time over ours, by fan-out and temperature; `outer_worst_*` is the least
-    of them over all fan-outs; `same_pick_*` the share of outer prompts with the first token of full attention."""
+    of them over all fan-outs; `outer_exact_*` should be 1; `same_pick_*` the share of outer prompts with the first token of full attention."""
     found: dict[str, float] = {}
     for temperature, by_fanout in records.items():
         speedups: list[float] = []

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from statistics import mean
 
 from benchmarks._documents import Asked, Document
-from benchmarks._engines import Answer, Pair, ask_all, ask_alone, move_seconds, plain
+from benchmarks._engines import Answer, Pair, plain
 from benchmarks._measure import rotated_orders
 from spanflow.api.combinators import commute, fragment, generate, seq, system, user
 from spanflow.ir.fidelity import EXACT, MOVED, Anchor, Rung, repair
@@ -132,7 +132,7 @@ async def run_round(
         else:
             engine = pair.stock if contestant.rung is None else pair.ours
             prompt = prompt_for(pair.template, contestant, orders[0], _question(asked, 0))
-            record.hits.append([await ask_alone(engine, prompt)])
+            record.hits.append([await pair.ask(engine, prompt)])
         await _measure_quality(pair, contestant, orders[0], asked[:num_questions], record)
 
 
@@ -144,10 +144,10 @@ async def _measure_spans(
     first, *others = (
         prompt_for(pair.template, who, order, _question(asked, place)) for place, order in enumerate(orders)
     )
-    record.misses.append([await ask_alone(pair.ours, first)])
-    before = await move_seconds(pair.ours)
-    record.hits.append([await ask_alone(pair.ours, prompt) for prompt in others])
-    record.move_seconds.append((await move_seconds(pair.ours) - before) / max(1, len(others)))
+    record.misses.append([await pair.ask(pair.ours, first)])
+    before = await pair.move_seconds()
+    record.hits.append([await pair.ask(pair.ours, prompt) for prompt in others])
+    record.move_seconds.append((await pair.move_seconds() - before) / max(1, len(others)))
 
 
 async def _measure_quality(
@@ -161,7 +161,7 @@ async def _measure_quality(
         prompts += [SpanPrompt(prompt.token_ids + answer[:place], prompt.spans) for place in range(len(answer))]
         tokens.append(answer)
     engine = pair.stock if who.rung is None else pair.ours
-    answers = iter(await ask_all(engine, prompts, logprobs=TOP_TOKENS))
+    answers = iter(await pair.ask_all(engine, prompts, logprobs=TOP_TOKENS))
     found = [[(next(answers), token) for token in answer] for answer in tokens]
     record.likelihoods.append([mean(_likelihood(a.tops, token) for a, token in steps) for steps in found])
     record.firsts.append([{t: math.exp(value) for t, value in steps[0][0].tops.items()} for steps in found])

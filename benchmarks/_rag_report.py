@@ -142,7 +142,7 @@ def move_share(record: Record) -> float | None:
 def figures(records: Records) -> dict[str, float]:
     """Numbers by name: `hit_*` is the baseline's time over that of a hit, `miss_*` the time with all documents new
     over the baseline's, `moves_share_*` the share of a hit's time spent in moves, `kept_*` the share of what documents
-    add."""
+    add, `exact_*` stock's time over that of the exact rung, which should be 1."""
     found: dict[str, float] = {}
     for point, by_contestant in records.items():
         stock, closed, base = by_contestant[STOCK], by_contestant[CLOSED_BOOK], baseline(by_contestant)
@@ -158,6 +158,9 @@ def figures(records: Records) -> dict[str, float]:
                 found[f"moves_share_{suffix}"] = share
             if isinstance(kept, float):
                 found[f"kept_{point.label}_{name}"] = kept
+        if FULL in by_contestant and _flat(by_contestant[FULL].hits):
+            full = ttfts(by_contestant[FULL].hits)
+            found[f"exact_{point.label}"] = ratio_spread(ttfts(stock.hits), full).median
     return found
 
 

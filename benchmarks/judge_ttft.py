@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from benchmarks._budget import Budget
 from benchmarks._engines import Pair, say, started_pair
-from benchmarks._judge import LEASED, RELEASED, REPAIR_16, STOCK, Candidates, Contestant, Record, run_round
+from benchmarks._judge import FULL, LEASED, RELEASED, REPAIR_16, STOCK, Candidates, Contestant, Record, run_round
 from benchmarks._judge_report import COLUMNS, figures, notes, panels, rows
 from benchmarks._machine import this_machine, versions
 from benchmarks._options import check_plot, parser, positive, whole_numbers
@@ -55,7 +55,7 @@ async def _main(options: argparse.Namespace) -> None:
     records: dict[float, dict[tuple[int, Contestant], Record]] = {}
     for temperature in TEMPERATURES:
         keys = [(fanout, who) for fanout in fanouts for who in (STOCK, LEASED, REPAIR_16)]
-        records[temperature] = {key: Record() for key in (*keys, (max(fanouts), RELEASED))}
+        records[temperature] = {key: Record() for key in (*keys, *((max(fanouts), who) for who in (FULL, RELEASED)))}
     made = {temperature: Candidates() for temperature in TEMPERATURES}
     window = max(fanouts) * (options.tokens + _TURN_TOKENS) + 256
     async with started_pair(options.model, max_model_len=window, kv_cache_gib=options.kv_gib) as pair:
@@ -90,7 +90,7 @@ async def _main(options: argparse.Namespace) -> None:
 
 async def _warm_up(pair: Pair, seed: int) -> None:
     """Each kind of step once: a round of two short candidates that nobody counts."""
-    keys = [(2, who) for who in (STOCK, LEASED, REPAIR_16, RELEASED)]
+    keys = [(2, who) for who in (STOCK, LEASED, REPAIR_16, FULL, RELEASED)]
     uncounted = {key: Record() for key in keys}
     await run_round(pair, 999, 0.8, uncounted, Candidates(), fanouts=(2,), num_outers=1, max_tokens=24, seed=seed + 1)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks._budget import Budget
 from benchmarks._documents import Document, build_documents, load_passages
-from benchmarks._engines import Pair, ask, plain, say, started_pair
+from benchmarks._engines import Pair, plain, say, started_pair
 from benchmarks._machine import this_machine, versions
 from benchmarks._options import check_plot, parser, positive
 from benchmarks._plot import draw
@@ -131,15 +131,15 @@ async def _warm_up(pair: Pair, pools: dict[Point, list[Document]], quick: bool) 
     smallest = min(pools, key=lambda point: point.num_tokens)
     for who in (MOVED_HEADER, DEFAULT):
         for order in (pools[smallest][:2], pools[smallest][1::-1]):
-            await ask(pair.ours, prompt_for(pair.template, who, order, "Who was it?"), max_tokens=4)
+            await pair.ask(pair.ours, prompt_for(pair.template, who, order, "Who was it?"), max_tokens=4)
     for point, pool in pools.items():
         documents = pool[: point.num_documents]
         if not quick or point is smallest:
             for start in (0, point.num_documents // 2):
                 order = pool[start : start + point.num_documents]
-                await ask(pair.stock, prompt_for(pair.template, CANONICAL, order, "Who was it?"), max_tokens=2)
+                await pair.ask(pair.stock, prompt_for(pair.template, CANONICAL, order, "Who was it?"), max_tokens=2)
         if not quick:
-            await ask(pair.ours, plain(prompt_for(pair.template, CANONICAL, documents, "Who?")), max_tokens=2)
+            await pair.ask(pair.ours, plain(prompt_for(pair.template, CANONICAL, documents, "Who?")), max_tokens=2)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def test_retrieval(started: dict[str, Any], tmp_path: Path, capsys: pytest.Captu
     rag_ttft.main(["--grid", "600/2,1069/4", "--repeats", "2", "--seed", "4", "--json", str(path)])
     read = json.loads(path.read_text())
     assert read["seed"] == 4
-    assert {"hit_1k_moved", "hit_1k_default", "miss_1k", "moves_share_1k", "hit_1k_head"} <= read["figures"].keys()
+    assert {"hit_1k_moved", "hit_1k_default", "miss_1k", "moves_share_1k", "hit_1k_head", "exact_1k"} <= read[
+        "figures"
+    ].keys()
     assert {row["label"] for row in read["rows"]} == {"600", "1k"}
     assert all(row["count"] in (2, 2 * min(3, row["num_documents"] - 1)) for row in read["rows"] if "count" in row)
     out = capsys.readouterr().out

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks._engines import Answer, Pair
 from benchmarks._judge import (
+    FULL,
     LEASED,
     RELEASED,
     REPAIR_16,
@@ -28,7 +29,7 @@ Records = dict[tuple[int, Contestant], Record]
 
 async def measured(pair: Pair, temperature: float, rounds: int = 2) -> tuple[Records, Candidates]:
     keys = [(fanout, who) for fanout in FANOUTS for who in (STOCK, LEASED, REPAIR_16)]
-    records = {key: Record() for key in (*keys, (6, RELEASED))}
+    records = {key: Record() for key in (*keys, (6, FULL), (6, RELEASED))}
     made = Candidates()
     for number in range(rounds):
         await run_round(pair, number, temperature, records, made, fanouts=FANOUTS, num_outers=2, max_tokens=40, seed=5)
@@ -53,6 +54,8 @@ async def test_without_leases_candidates_are_computed_again(pair: Pair) -> None:
     released = [answer for round_ in records[6, RELEASED].outers for answer in round_]
     leased = [answer for round_ in records[6, LEASED].outers for answer in round_]
     assert len(released) == 2
+    (full,) = {answer.spans for round_ in records[6, FULL].outers for answer in round_}
+    assert full == ()
     assert max(a.num_hit for a in released) < 6
     assert min(a.usage.internal for a in released) > max(a.usage.internal for a in leased)
     assert (await pair.ours.audit())["leases"] == 0
@@ -83,12 +86,18 @@ async def test_rows_and_figures_of_a_run(pair: Pair) -> None:
     for temperature in (0.8, 0.0):
         records[temperature], made[temperature] = await measured(pair, temperature)
     out = rows(records, made)
-    assert len(out) == 2 * (3 * 3 + 1)
+    assert len(out) == 2 * (3 * 3 + 2)
     assert set(COLUMNS) <= {key for row in out for key in row}
     assert all(isinstance(cell, str | int | float | None) for row in out for cell in row.values())
     found = figures(records)
     assert {f"outer_{fanout}_{t}" for fanout in FANOUTS for t in ("t08", "t0")} <= found.keys()
-    assert {"outer_worst_t0", "outer_worst_t08", "same_pick_t08", "outer_released_6_t0"} <= found.keys()
+    assert {
+        "outer_worst_t0",
+        "outer_worst_t08",
+        "same_pick_t08",
+        "outer_released_6_t0",
+        "outer_exact_6_t0",
+    } <= found.keys()
     assert found["outer_worst_t0"] == min(found[f"outer_{fanout}_t0"] for fanout in FANOUTS)
     assert len(notes(records, made)) == 3
     assert [sorted(one.lines[LEASED.name]) for one in panels(records)] == [[1, 3, 6]] * 2

@@ -1,0 +1,44 @@
+"""Turns of the two engines, and the cores that both compute on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from benchmarks import _engines
+from benchmarks._engines import Pair
+from spanflow.lowering.prompt import SpanPrompt
+
+
+async def test_only_a_change_of_turns_waits(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_engines, "_SETTLE", 0.75)
+    waits: list[float] = []
+    sleep = asyncio.sleep
+
+    async def noted(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", noted)
+    prompt = SpanPrompt((2, 3, 4))
+    turns = [pair.stock, pair.stock, pair.ours, pair.ours, pair.stock]
+    changes = []
+    for engine in turns:
+        await pair.ask(engine, prompt)
+        changes.append(waits.count(0.75))
+    assert changes == [0, 0, 1, 1, 2]
+    await pair.ask_all(pair.ours, [prompt, prompt])
+    await pair.move_seconds()
+    assert waits.count(0.75) == 3
+
+
+def test_both_engines_get_all_cores_unless_the_user_said_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")  # so that it is put back in the end
+    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU")
+    _engines._give_both_all_cores()
+    assert os.environ["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "0"
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "3")
+    _engines._give_both_all_cores()
+    assert os.environ["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "3"
