@@ -92,8 +92,9 @@ def _quality(record: Record) -> Row:
 
 
 def figures(records: Records) -> dict[str, float]:
-    """Numbers by name: `outer_*` is stock's time over ours, by fan-out and temperature; `outer_worst_*` is the least
-    of them over all fan-outs; `outer_exact_*` should be 1; `same_pick_*` the share of outer prompts with the first token of full attention."""
+    """Numbers by name: `outer_*` is stock's time over ours, by fan-out and temperature, and `outer_worst_*` the least
+    of them over all fan-outs; `outer_exact_*`, against full attention on our engine, should be 1; `same_pick_*` is the
+    share of outer prompts with the first token of full attention."""
     found: dict[str, float] = {}
     for temperature, by_fanout in records.items():
         speedups: list[float] = []
