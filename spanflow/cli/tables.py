@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from spanflow.demo.rag import Answered, RagReport, Row, Summary
     from spanflow.result import Result
 
+#: Answers from which on a share of right ones means something.
+_MANY = 100
+
 
 def describe_result(result: Result) -> str:
     """One line about what a run took."""
@@ -47,6 +50,8 @@ def rag_tables(report: RagReport) -> list[Any]:
     parts += [_summary_table([report.summary(number) for number in rounds], report), _sentence(report, rounds[-1])]
     if report.spans_unsupported:
         parts.append(f"Spans ran with full attention: {report.spans_unsupported}.")
+    if report.summary().num_questions < _MANY:
+        parts.append("So few answers say little about accuracy: more of them with --questions.")
     if compares:
         parts.append(
             "stock is the same text with full attention and prefix caching, on the same engine. Each question was "
