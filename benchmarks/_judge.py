@@ -47,9 +47,12 @@ class Contestant:
 STOCK = Contestant("stock")
 LEASED = Contestant("ours, leased")
 REPAIR_16 = Contestant("ours, leased, repair(16)", repair(16))
-#: At the largest fan-out only: full attention on our engine, which must be as fast as stock, and an ablation.
+#: Full attention on our engine, which must be as fast as stock, and an ablation.
 FULL = Contestant("ours, exact")
 RELEASED = Contestant("ours, without leases")
+LARGEST_ONLY = frozenset((FULL, RELEASED))
+ALL = (STOCK, LEASED, REPAIR_16, FULL, RELEASED)
+QUICK = (STOCK, LEASED, RELEASED)
 
 
 @dataclass
@@ -109,6 +112,7 @@ async def run_round(
     made: Candidates,
     *,
     fanouts: Sequence[int],
+    who: Sequence[Contestant],
     num_outers: int,
     max_tokens: int,
     seed: int,
@@ -119,50 +123,58 @@ async def run_round(
     ours, names = await _generate(pair, pair.ours, inner, seed, made, _LEASE)
     stock, _ = await _generate(pair, pair.stock, inner, seed, made, None)
     _note_candidates(made, ours, stock)
-    for fanout in fanouts:
-        answers: dict[Contestant, list[Answer]] = {STOCK: [], LEASED: [], REPAIR_16: []}
+    for turn, fanout in enumerate(fanouts):
+        answers: dict[Contestant, list[Answer]] = {one: [] for one in who if one not in LARGEST_ONLY}
         for place in range(num_outers):
             head = f"Case {seed}-{number}-{fanout}-{place}-{temperature:g}."
-            order = list(answers) if (number + place) % 2 == 0 else list(answers)[::-1]
-            for who in order:
-                of_stock = who is STOCK
-                prompt = outer_prompt(pair.template, inner, (stock if of_stock else ours)[:fanout], head, who.rung)
+            for one in list(answers) if (number + turn + place) % 2 == 0 else list(answers)[::-1]:
+                of_stock = one is STOCK
+                prompt = outer_prompt(pair.template, inner, (stock if of_stock else ours)[:fanout], head, one.rung)
                 engine = pair.stock if of_stock else pair.ours
                 asked = plain(prompt) if of_stock else prompt
-                answers[who].append(await pair.ask(engine, asked, logprobs=TOP_TOKENS))
+                answers[one].append(await pair.ask(engine, asked, logprobs=TOP_TOKENS))
             exact = answers[STOCK][-1]
             if [c.token_ids for c in ours[:fanout]] != [c.token_ids for c in stock[:fanout]]:
                 prompt = plain(outer_prompt(pair.template, inner, ours[:fanout], head))
                 exact = await pair.ask(pair.stock, prompt, logprobs=TOP_TOKENS)
-            for who in (LEASED, REPAIR_16):
-                _compare(records[fanout, who], answers[who][-1], exact)
-        for who, found in answers.items():
-            records[fanout, who].outers.append(found)
-    for who in (FULL, RELEASED):
-        prompt = outer_prompt(pair.template, inner, ours, f"Case {seed}-{number}-{who.name}-{temperature:g}.")
-        if who is RELEASED:
+            for one in answers.keys() - {STOCK}:
+                _compare(records[fanout, one], answers[one][-1], exact)
+        for one, found in answers.items():
+            records[fanout, one].outers.append(found)
+    for one in who:
+        if one not in LARGEST_ONLY:
+            continue
+        if one is RELEASED:
             await pair.ours.release(names)
-        asked = plain(prompt) if who is FULL else prompt
-        records[max(fanouts), who].outers.append([await pair.ask(pair.ours, asked, logprobs=TOP_TOKENS)])
+        head = f"Case {seed}-{number}-{'full' if one is FULL else 'released'}-{temperature:g}."
+        prompt = outer_prompt(pair.template, inner, ours, head)
+        asked = plain(prompt) if one is FULL else prompt
+        records[max(fanouts), one].outers.append([await pair.ask(pair.ours, asked, logprobs=TOP_TOKENS)])
 
 
 async def _generate(
     pair: Pair, engine: Engine, inner: Generate, seed: int, made: Candidates, lease: Lease | None
 ) -> tuple[list[Generated], tuple[str, ...]]:
-    """All candidates at once, and the names of their requests. Both engines sample with the same seeds."""
+    """All candidates at once, and the names of their requests. Both engines sample with the same seeds.
+
+    Without a lease and a temperature one answer stands for all: they are the same, and nothing of them is kept.
+    """
     prompt = lower(inner.query, pair.template, generated={}, rung=DEFAULT_RUNG, anchor=DEFAULT_ANCHOR).prompt
     sampled = inner.sampling
+    num_asked = inner.n if lease or sampled.temperature else 1
     begun = time.perf_counter()
     answers = await pair.ask_all(
         engine,
-        [prompt] * inner.n,
-        seeds=[seed * 1000 + place for place in range(inner.n)],
+        [prompt] * num_asked,
+        seeds=[seed * 1000 + place for place in range(num_asked)],
         max_tokens=sampled.max_tokens,
         temperature=sampled.temperature,
         lease=lease,
     )
-    made.seconds.setdefault("ours" if lease else "stock", []).append(time.perf_counter() - begun)
-    return [Generated(prompt, a.token_ids, a.text) for a in answers], tuple(a.name for a in answers)
+    if num_asked == inner.n:
+        made.seconds.setdefault("ours" if lease else "stock", []).append(time.perf_counter() - begun)
+    candidates = [Generated(prompt, a.token_ids, a.text) for a in answers] * (inner.n // num_asked)
+    return candidates, tuple(a.name for a in answers)
 
 
 def _note_candidates(made: Candidates, ours: Sequence[Generated], stock: Sequence[Generated]) -> None:

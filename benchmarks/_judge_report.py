@@ -56,7 +56,8 @@ def rows(records: Records, made: Mapping[float, Candidates]) -> list[Row]:
             row["temperature"], row["fanout"], row["contestant"] = temperature, fanout, who.name
             row["candidate_tokens_low"], row["candidate_tokens_high"] = min(candidates.lengths), max(candidates.lengths)
             row["candidate_tokens"] = median(candidates.lengths)
-            row["inner_seconds"] = median(candidates.seconds["stock" if who is STOCK else "ours"])
+            inner_seconds = candidates.seconds.get("stock" if who is STOCK else "ours")
+            row["inner_seconds"] = median(inner_seconds) if inner_seconds else None
             out.append(row)
     return out
 

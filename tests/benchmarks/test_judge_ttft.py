@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks._engines import Answer, Pair
 from benchmarks._judge import (
+    ALL,
     FULL,
     LEASED,
     RELEASED,
@@ -32,7 +33,9 @@ async def measured(pair: Pair, temperature: float, rounds: int = 2) -> tuple[Rec
     records = {key: Record() for key in (*keys, (6, FULL), (6, RELEASED))}
     made = Candidates()
     for number in range(rounds):
-        await run_round(pair, number, temperature, records, made, fanouts=FANOUTS, num_outers=2, max_tokens=40, seed=5)
+        await run_round(
+            pair, number, temperature, records, made, fanouts=FANOUTS, who=ALL, num_outers=2, max_tokens=40, seed=5
+        )
     return records, made
 
 
