@@ -114,6 +114,10 @@ class Rig:
         ids = self.encode(f"<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n{text}<|im_end|>\n")
         return SpanPrompt((*ids, *self.answer_header))
 
+    def endless(self, number: int) -> SpanPrompt:
+        """A prompt whose greedy answer goes on as long as it may, on any processor: it repeats what stands there."""
+        return SpanPrompt(tuple(self.encode(f"Document {number}.\n" + f"{TEXTS[number % len(TEXTS)].strip()}\n" * 4)))
+
     def judge(
         self,
         inner: Sequence[Answer],

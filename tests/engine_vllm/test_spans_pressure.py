@@ -58,7 +58,7 @@ def test_running_answers_are_preempted_under_pressure(rig: Rig, judge: Judge) ->
     """Long answers of span requests and plain ones outgrow the pool; vLLM preempts, everybody ends right."""
     before = rig.audit().get("preemptions", 0)
     spans = [rig.prompt([rig.document(n, 4), rig.document(n + 1, 4)], f"Q{n}?", repair=3) for n in range(4)]
-    plain = [rig.chat(f"Tell a long story about number {n}.") for n in range(6)]
+    plain = [rig.endless(n) for n in range(10)]
 
     async def together() -> list[Any]:
         work = [rig.run(p, 180) for p in (*spans, *plain)]
@@ -66,6 +66,8 @@ def test_running_answers_are_preempted_under_pressure(rig: Rig, judge: Judge) ->
 
     answers = rig.wait(together(), 600)
     judge.check(*answers)
+    lengths = [len(answer.token_ids) for answer in answers[len(spans) :]]
+    assert lengths == [180] * len(plain), "prompts that should go on for ever did not: this asks too little of the pool"
     assert rig.audit()["preemptions"] > before
 
 
@@ -73,7 +75,7 @@ def test_leases_yield_to_pressure(rig: Rig, judge: Judge) -> None:
     """A leased block may be taken; then its candidate is computed again, and the report says so."""
     inner = generate_candidates(rig, 3, max_tokens=20)
     assert rig.audit()["leases"] >= 1
-    rig.ask(*[rig.chat(f"Tell a long story about number {n}.") for n in range(12)], max_tokens=160)
+    rig.ask(*[rig.endless(n) for n in range(12)], max_tokens=160)
     answer = rig.one(rig.judge(inner))
     assert "evicted" in answer.statuses or "new" in answer.statuses
     judge.check(answer)
