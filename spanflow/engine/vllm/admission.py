@@ -87,15 +87,21 @@ def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt) -> str:
 
 
 def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
-    """Why sources and prompt can't be in the pool together, or ''. Depends on sizes alone: the same each time."""
+    """Why sources and prompt can't be in the pool one after the other, or ''. Depends on sizes alone: the same each
+    time.
+
+    Sources are materialised one by one, the others staying where they are; the prompt takes their blocks over where
+    there are no more, but for the head's, which it shares with other requests.
+    """
     size = spans.block_size
-    needed: dict[bytes, int] = {}
-    largest = -(-(len(prompt) + max_tokens) // size)
+    kept: dict[bytes, int] = {}
+    extra = head = 0
     for segment in assemble(prompt).segments:
-        num_blocks = -(-len(segment.source) // size)
-        needed[segment.source.digest] = num_blocks - segment.source_start // size
-        largest = max(largest, num_blocks + 1)
-    blocks = sum(needed.values()) + largest
+        num_blocks, first = -(-len(segment.source) // size), segment.source_start // size
+        kept[segment.source.digest] = num_blocks - first
+        extra = max(extra, first + 1)
+        head = head or num_blocks - first
+    blocks = max(sum(kept.values()) + extra, -(-(len(prompt) + max_tokens) // size) + head)
     if blocks > spans.num_blocks:
         return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"
     return ""

@@ -27,15 +27,22 @@ from spanflow.engine.vllm.contract import (
 from spanflow.engine.vllm.layout import layer_views
 from spanflow.engine.vllm.metrics import Reporter, SpanMetrics, SpanStats
 from spanflow.engine.vllm.support import rotation
+from spanflow.engine.vllm.waves import in_waves
 from spanflow.kernels.dispatch import Runner, best_runner
 from spanflow.kernels.reference import KVView, Move
 
 
 @dataclass
 class StepMoves(KVConnectorMetadata):
-    """The moves of one step, and pairs of slots whose first-layer keys must be equal once rotated (the probe)."""
+    """The moves of one step, and pairs of slots whose first-layer keys must be equal once rotated (the probe).
+
+    Sources are read as they are before the step. `in_place`: some of them are written to by other moves; what must
+    wait then goes through block `scratch`, the pool's null block, which nobody else writes or reads.
+    """
 
     moves: list[Move] = field(default_factory=list)
+    in_place: bool = False
+    scratch: int = 0
     probes: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -148,7 +155,9 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         if step.moves:
             begun = time.perf_counter_ns()
             assert self._run_moves is not None
-            self._run_moves(step.moves)
+            size = self._views[0].keys.shape[2]
+            for wave in in_waves(step.moves, size, step.scratch) if step.in_place else (step.moves,):
+                self._run_moves(wave)
             self._result = StepResult((time.perf_counter_ns() - begun) // 1000)
         if step.probes:
             error = max(self._views[0].key_error(*probe) for probe in step.probes)

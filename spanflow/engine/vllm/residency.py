@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from spanflow.engine.protocol import Lease
@@ -96,6 +96,14 @@ class Residency:
             else:
                 self._unpin_tail(tail)
         self.pool.free_blocks(plain)
+
+    def disown(self, blocks: Collection[KVCacheBlock]) -> None:
+        """Let nobody find anything in these blocks any more: they are about to be written to."""
+        for block in blocks:
+            tail = self.by_block.get(block.block_id)
+            if tail is not None:
+                self._forget(tail)
+        self.pool.evict_blocks({block.block_id for block in blocks if block.block_hash is not None})
 
     def consume(self, tail: Tail) -> None:
         """One consumer of a lease has run; the last one ends it."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spanflow.engine.vllm.admission import register, tenant
-from spanflow.engine.vllm.assembly import Assembly, Segment, behind
+from spanflow.engine.vllm.assembler import Assembler
+from spanflow.engine.vllm.assembly import Assembly, behind
 from spanflow.engine.vllm.connector import SpanConnector
 from spanflow.engine.vllm.contract import (
     KVCacheBlock,
@@ -23,16 +24,16 @@ from spanflow.engine.vllm.contract import (
     SchedulerOutput,
     get_hash_fn_by_name,
 )
+from spanflow.engine.vllm.copies import Copies, Found
 from spanflow.engine.vllm.families import Families
 from spanflow.engine.vllm.hashing import BlockHasher, tail_key
 from spanflow.engine.vllm.metrics import Reporter
 from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
 from spanflow.engine.vllm.residency import Residency
-from spanflow.engine.vllm.spawn import internal_request, queue_before
+from spanflow.engine.vllm.spawn import internal_request, pull_before, queue_before
 from spanflow.engine.vllm.state import Family, Internal, SourceState, SpanRequest
 from spanflow.engine.vllm.support import unsupported
-from spanflow.kernels.reference import Move
 from spanflow.lowering.prompt import SpanPrompt
 
 if TYPE_CHECKING:
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 #: After so many steps in which the first span request found no memory, plain requests wait behind it.
 _PATIENCE = 100
-
-Found = list[KVCacheBlock]
 
 
 class Resolver:
@@ -62,6 +61,7 @@ class Resolver:
             self.unsupported = f"its blocks of {scheduler.block_size} are hashed by {scheduler.hash_block_size} tokens"
         self.audit_steps = bool(extra.get("audit_steps"))
         self.residency = Residency(self.manager.block_pool)
+        self.copies = Copies(self.manager.block_pool, self.residency.by_block)
         self.known: dict[str, SpanRequest] = {}
         self.held: dict[str, SpanRequest] = {}
         self.internal: dict[str, Internal | Family] = {}
@@ -69,11 +69,11 @@ class Resolver:
         self.by_source: dict[object, str] = {}
         self.ended: set[str] = set()
         self.family = Families(self)
+        self.assembler = Assembler(self)
         self.probe = Probe(self)
         self.counters: Counter[str] = Counter()
         connector.counters = self.counters
         connector.reporter = Reporter(self.counters)
-        self._step_pins: list[KVCacheBlock] = []
         self._reserve: list[KVCacheBlock] = []
         self._reserve_owner = ""
         self._starved = 0
@@ -85,7 +85,7 @@ class Resolver:
 
     def pinned(self) -> list[KVCacheBlock]:
         """Blocks that hold a reference of ours."""
-        return self._step_pins + self._reserve
+        return self.assembler.pins + self._reserve
 
     # Coming and going.
 
@@ -141,6 +141,21 @@ class Resolver:
             self.internal.pop(name, None)
         self.ended.clear()
 
+    def assembled(self, request: Request) -> list[KVCacheBlock]:
+        """The blocks behind the head of a request that is mostly moved KV; before they are freed, in their order of
+        eviction. What it took over is found there from now on."""
+        state = self.known.get(request.request_id)
+        if state is None or state.assembly is None or request.request_id in self.internal:
+            return []
+        blocks = self.manager.get_blocks(request.request_id).blocks[0]
+        self.assembler.relocate(state, blocks)
+        if state.ask.lease is not None:
+            return []
+        # What was computed behind the copies can't be found without them. Where it is more than they are, it is worth
+        # as much as any other KV, and so are they.
+        first, suffix = -(-state.assembly.segments[0].end // self.block_size), state.assembly.suffix // self.block_size
+        return [*reversed(blocks[first:])] if len(blocks) - suffix <= suffix - first else []
+
     def begin_lease(self, request: Request) -> Callable[[], None] | None:
         """Before a request's blocks are freed: hold its unfilled last block where it is to stay readable.
 
@@ -178,6 +193,7 @@ class Resolver:
         """Before the cache is reset: no lease, no pin, and if asked no family stays."""
         self._unreserve()
         self.residency.clear()
+        self.copies.clear()
         if families:
             self.family.fall_all()
 
@@ -222,6 +238,8 @@ class Resolver:
             state = self.held.get(request.request_id)
             if state is None:
                 seats -= request.request_id not in self.connector.held
+                # What stands first may need the memory that a span request behind it would hold back.
+                front = front and request.request_id in self.internal
                 continue
             if seats <= 0:
                 break
@@ -230,14 +248,15 @@ class Resolver:
             hits, num_cached, _ = self.manager.get_computed_blocks(request)
             assert state.assembly is not None
             todo = behind(state.assembly, num_cached)
-            found = [self._locate(segment, self._source(state, segment)) for segment in todo.segments]
+            found = [self.assembler.locate(segment, state.source(segment)) for segment in todo.segments]
             self._note(state, todo, found)
             if not all(found):
                 self._spawn_missing(state, todo, found, front)
                 if front:
                     self._hold_back(state, found)
                     self._starved = 0
-            elif self._assemble(state, todo, hits, num_cached, found):
+            elif self.assembler.assemble(state, todo, hits, num_cached, found, front):
+                self._admitted(state, todo)
                 seats -= 1
                 continue
             else:
@@ -249,34 +268,24 @@ class Resolver:
             front = False
         self.connector.closed = False
 
+    def make_way(self) -> None:
+        """Before vLLM schedules: as many blocks as it may hand out in one step are to hold copies, not sources."""
+        scheduler = self.scheduler
+        num_prefilled = scheduler.max_num_scheduled_tokens // self.block_size if scheduler.waiting else 0
+        self.copies.make_way(num_prefilled + len(scheduler.running))
+
     def scheduled(self, output: SchedulerOutput) -> None:
         """After vLLM scheduled: the moves are on their way, so pins end; families are checked."""
-        pins, self._step_pins = self._step_pins, []
-        self.residency.unpin(pins)
+        self.residency.unpin(self.assembler.take_pins())
         self.family.scheduled(output)
         self.counters["scheduled_tokens"] += output.total_num_scheduled_tokens
         if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
             raise AssertionError("; ".join(problems))
 
-    def _source(self, state: SpanRequest, segment: Segment) -> SourceState:
-        return state.sources[segment.span + 1]
-
-    def _locate(self, segment: Segment, source: SourceState) -> Found | None:
-        """The blocks that hold a segment, from the one in which it starts, or None where one is missing."""
-        size, keys = self.block_size, source.keys
-        first, last = segment.source_start // size, -(-(segment.source_start + segment.end - segment.start) // size)
-        blocks = self.residency.cached(keys.full[first : min(last, len(keys.full))])
-        if blocks is None:
-            return None
-        if last <= len(keys.full):
-            return blocks
-        tail = self.residency.tail(keys.tail_key, keys.tail)
-        return [*blocks, tail.block] if tail is not None else None
-
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
         """Say, once for each source, whether it was here, is new, or was evicted."""
         for segment, blocks in zip(todo.segments, found, strict=True):
-            source = self._source(state, segment)
+            source = state.source(segment)
             if source.status is None:
                 evicted = source.keys.key in self.residency.seen
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
@@ -290,7 +299,7 @@ class Resolver:
         first in the queue (which keeps it): two requests must not evict each other's sources for ever.
         """
         for segment, blocks in zip(todo.segments, found, strict=True):
-            source = self._source(state, segment)
+            source = state.source(segment)
             if blocks is not None:
                 continue
             name = self.by_source.get(source.keys.key)
@@ -298,6 +307,8 @@ class Resolver:
                 internal = self.internal[name]
                 assert isinstance(internal, Internal)
                 internal.waiters.add(state.request.request_id)
+                if front:  # It may stand behind others, for whom the memory is missing that this one holds back.
+                    pull_before(self.scheduler, internal.request, state.request)
             elif front or not source.spawned:
                 source.spawned = True
                 self._spawn(state, source)
@@ -315,57 +326,19 @@ class Resolver:
             register(self, request, Ask(spans=source.prompt.spans), source.prompt)
         queue_before(self.scheduler, request, parent)
 
-    def _assemble(
-        self, state: SpanRequest, todo: Assembly, hits: object, num_cached: int, found: list[Found | None]
-    ) -> bool:
-        """Allocate, queue the moves, and hand parent and ranges to vLLM. False where memory is short."""
-        request, manager = state.request, self.manager
-        pins = [block for item in found if item for block in item]
-        self.residency.pin(pins)
-        placed = manager.allocate_slots(
-            request,
-            request.num_tokens - todo.suffix,
-            num_new_computed_tokens=num_cached,
-            new_computed_blocks=hits,
-            num_external_computed_tokens=todo.suffix - num_cached,
-            delay_cache_blocks=True,
-        )
-        if placed is None:
-            self.residency.unpin(pins)
-            return False
-        self._step_pins += pins
-        table = manager.get_blocks(request.request_id).get_block_ids()[0]
-        for segment, item in zip(todo.segments, found, strict=True):
-            assert item is not None
-            self.connector.pending.moves.append(self._move(segment, item, table))
-        moved = sum(segment.end - segment.start for segment in todo.segments)
-        if request.prefill_stats is not None and request.num_preemptions <= 0:
-            request.prefill_stats.set(request.num_prompt_tokens, num_cached, moved)
-        manager.record_prefix_cache_stats(request, num_cached)
-        self.counters["moved_tokens"] += moved
-        request.num_computed_tokens = todo.suffix
-        self.held.pop(request.request_id)
-        self.connector.held.discard(request.request_id)
-        self._leave(request.request_id)
+    def _admitted(self, state: SpanRequest, todo: Assembly) -> None:
+        """A request has its blocks, and its moves are queued: hand it and its ranges to vLLM."""
+        name = state.request.request_id
+        self.held.pop(name)
+        self.connector.held.discard(name)
+        self._leave(name)
         self.family.start(state, todo.ranges)
-        return True
-
-    def _move(self, segment: Segment, blocks: list[KVCacheBlock], table: list[int]) -> Move:
-        size = self.block_size
-        return Move(
-            tuple(block.block_id for block in blocks),
-            segment.source_start % size,
-            tuple(table[segment.start // size : -(-segment.end // size)]),
-            segment.start % size,
-            segment.end - segment.start,
-            segment.delta,
-        )
 
     def _hold_back(self, state: SpanRequest, found: list[Found | None]) -> None:
         """Pin what the first span request has already, until the next step looks again, or it is gone."""
         assert not self._reserve, "only the first span request in the queue holds anything back"
         self._reserve_owner = state.request.request_id
-        self._reserve = [block for item in found if item for block in item]
+        self._reserve = [block for item in found if item for block in item.blocks]
         self.residency.pin(self._reserve)
 
     def _unreserve(self) -> None:

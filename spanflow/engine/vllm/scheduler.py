@@ -52,6 +52,7 @@ class SpanScheduler(AsyncScheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """Resolve, schedule, check."""
         self.spans.resolve()
+        self.spans.make_way()
         moving = bool(self.connector.pending.moves or self.connector.pending.probes)
         output = super().schedule(*args, **kwargs)
         output.has_sync_kv_loads |= moving
@@ -102,7 +103,9 @@ class SpanScheduler(AsyncScheduler):
 
     def _free_blocks(self, request: Request) -> None:
         lease = self.spans.begin_lease(request)
+        copies = self.spans.assembled(request)
         super()._free_blocks(request)
+        self.spans.copies.add(copies)
         if lease is not None:
             lease()
         self.spans.gone(request)

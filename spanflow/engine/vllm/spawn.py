@@ -40,7 +40,19 @@ def internal_request(
 def queue_before(scheduler: SpanScheduler, request: Request, parent: Request) -> None:
     """Queue `request` right before its parent: by place where the queue is a line, by arrival where it is a heap."""
     scheduler.add_plain(request)
+    pull_before(scheduler, request, parent)
+
+
+def pull_before(scheduler: SpanScheduler, request: Request, parent: Request) -> None:
+    """Let a waiting request that stands behind `parent` stand right before it."""
     waiting: Any = scheduler.waiting
-    if hasattr(waiting, "insert") and parent in waiting:
-        waiting.remove_request(request)
+    order = list(waiting)
+    if request not in order or parent not in order or order.index(request) < order.index(parent):
+        return
+    waiting.remove_request(request)
+    if hasattr(waiting, "insert"):
         waiting.insert(waiting.index(parent), request)
+        return
+    request.priority = parent.priority
+    request.arrival_time = math.nextafter(parent.arrival_time, -math.inf)
+    waiting.add_request(request)

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from spanflow.engine.protocol import SpanReport, SpanStatus
-from spanflow.engine.vllm.assembly import Assembly, Range, moved
+from spanflow.engine.vllm.assembly import Assembly, Range, Segment, moved
 from spanflow.engine.vllm.contract import Request
 from spanflow.engine.vllm.hashing import SourceKeys
 from spanflow.engine.vllm.payload import Ask
@@ -15,12 +15,16 @@ from spanflow.lowering.prompt import SpanPrompt
 
 @dataclass(slots=True)
 class SourceState:
-    """One source of a request: its tokens, how it is found, and what became of it."""
+    """One source of a request: its tokens, how it is found, and what became of it.
+
+    `is_taken`: its blocks were given to the request, so that it is no more where it was.
+    """
 
     prompt: SpanPrompt
     keys: SourceKeys
     status: SpanStatus | None = None
     spawned: bool = False
+    is_taken: bool = False
 
 
 @dataclass(slots=True)
@@ -28,7 +32,8 @@ class SpanRequest:
     """A request that came with a payload, or an internal one whose prompt has spans.
 
     `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
-    context, where they are.
+    context, where they are. `taken` are the segments whose sources the request took over, and how
+    often their keys were rotated so far.
     """
 
     request: Request
@@ -37,10 +42,14 @@ class SpanRequest:
     exact: str = ""
     assembly: Assembly | None = None
     sources: tuple[SourceState, ...] = ()
-    moved_tokens: int = 0
+    taken: list[tuple[Segment, int]] = field(default_factory=list)
     internal_tokens: int = 0
     num_families: int = 0
     answers: dict[str, object] = field(default_factory=dict)
+
+    def source(self, segment: Segment) -> SourceState:
+        """The source that a segment is moved from."""
+        return self.sources[segment.span + 1]
 
     def reports(self) -> tuple[SpanReport, ...]:
         """One report per span of the original prompt."""
@@ -54,20 +63,19 @@ class SpanRequest:
             elif part is None:
                 out.append(SpanReport(span.start, span.end, "hit", repaired=len(span), why="repaired whole"))
             else:
-                status = sources[span].status or "hit"
+                source = sources[span]
                 last = 1 if span.is_generated else 0
-                out.append(SpanReport(span.start, span.end, status, part[1] - part[0], span.repair, last, _why(status)))
+                status, num_moved = source.status or "hit", part[1] - part[0]
+                out.append(SpanReport(span.start, span.end, status, num_moved, span.repair, last, _why(source)))
         return tuple(out)
 
 
-def _why(status: SpanStatus) -> str:
-    match status:
-        case "new":
-            return "first seen by this engine"
-        case "evicted":
-            return "its blocks were reused since"
-        case _:
-            return ""
+def _why(source: SourceState) -> str:
+    why = {"new": "first seen by this engine", "evicted": "its blocks were reused since"}.get(
+        source.status or "hit", ""
+    )
+    taken = "moved in place, since memory was short" if source.is_taken else ""
+    return "; ".join(filter(None, (why, taken)))
 
 
 @dataclass(slots=True)

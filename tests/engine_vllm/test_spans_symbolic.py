@@ -1,0 +1,265 @@
+"""Random arrivals, hits, pressure, aborts, preemptions and resets through the real scheduler and block pool."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from spanflow.engine.protocol import Lease
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+
+pytestmark = pytest.mark.vllm
+
+_SYSTEM = (1, 2, 3, 4, 5)
+_HEADER = (7, 8, 9)
+_ANSWER = (7, 11)
+_DOCUMENTS = [
+    tuple(range(100 + 60 * n, 100 + 60 * n + length)) for n, length in enumerate((1, 2, 9, 16, 17, 23, 32, 40))
+]
+_BLOCK = 16
+
+
+def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int) -> SpanPrompt:
+    """System text, header, documents as spans, a question of some tokens."""
+    ids: list[int] = [*_SYSTEM, *_HEADER]
+    behind = {"header": SpanPrompt(_HEADER), "none": NO_ANCHOR, "head": SpanPrompt(tuple(ids))}[anchor]
+    spans = []
+    for number in chosen:
+        document = _DOCUMENTS[number]
+        spans.append(Span(len(ids), len(ids) + len(document), behind, min(repair, len(document))))
+        ids += document
+    return SpanPrompt((*ids, *range(40, 41 + question), *_ANSWER), tuple(spans))
+
+
+def judge_prompt(inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int) -> SpanPrompt:
+    """A prompt that takes the outputs of inner prompts over, each with the header of its turn."""
+    ids: list[int] = [2, *_SYSTEM]
+    spans = []
+    width = len(_ANSWER)
+    for prompt, tokens in inner:
+        start = len(ids)
+        ids += [*_ANSWER, *tokens]
+        anchor = SpanPrompt(prompt.token_ids[:-width], prompt.spans)
+        spans.append(Span(start, len(ids), anchor, min(repair, len(ids) - start), width))
+        ids.append(12)
+    return SpanPrompt((*ids, *range(60, 61 + question), *_ANSWER), tuple(spans))
+
+
+class Traffic(RuleBasedStateMachine):
+    """Requests of all kinds, in any order, on a pool that is too small for them."""
+
+    model: Path
+
+    @initialize(
+        num_blocks=st.sampled_from([14, 20, 40, 120]),
+        lag=st.sampled_from([0, 1]),
+        budget=st.sampled_from([16, 40, 256]),
+        seats=st.sampled_from([2, 16]),
+        policy=st.sampled_from(["fcfs", "priority"]),
+        threshold=st.sampled_from([0, 7]),
+    )
+    def start(self, num_blocks: int, lag: int, budget: int, seats: int, policy: str, threshold: int) -> None:
+        from symbolic_engine import SymbolicEngine
+
+        self.policy = policy
+        self.inner: list[str] = []
+        self.engine: Any = SymbolicEngine(
+            self.model,
+            num_blocks,
+            _BLOCK,
+            lag=lag,
+            headers=[_HEADER],
+            max_model_len=min(256, (num_blocks - 1) * _BLOCK),
+            max_num_batched_tokens=budget,
+            max_num_seqs=seats,
+            scheduling_policy=policy,
+            long_prefill_token_threshold=threshold,
+        )
+
+    def send(self, prompt: SpanPrompt, max_tokens: int, priority: int, **options: Any) -> str:
+        assume(len(prompt) + max_tokens <= self.engine.scheduler.max_model_len)
+        name: str = self.engine.send(
+            prompt, max_tokens, priority=priority if self.policy == "priority" else 0, **options
+        )
+        return name
+
+    @rule(
+        chosen=st.lists(st.integers(0, len(_DOCUMENTS) - 1), min_size=1, max_size=5),
+        repair=st.sampled_from([0, 0, 3, 20]),
+        anchor=st.sampled_from(["header", "none", "head"]),
+        question=st.integers(0, 20),
+        max_tokens=st.sampled_from([1, 2, 30]),
+        salt=st.sampled_from([None, None, "a"]),
+        priority=st.integers(0, 2),
+        leased=st.booleans(),
+    )
+    def ask_documents(
+        self,
+        chosen: list[int],
+        repair: int,
+        anchor: str,
+        question: int,
+        max_tokens: int,
+        salt: str | None,
+        priority: int,
+        leased: bool,
+    ) -> None:
+        prompt = documents_prompt(chosen, repair, anchor, question)
+        lease = Lease() if leased else None
+        name = self.send(prompt, max_tokens, priority, salt=salt, lease=lease)
+        if leased:
+            self.inner.append(name)
+
+    @rule(question=st.integers(0, 60), max_tokens=st.sampled_from([1, 5, 40]), leased=st.booleans())
+    def ask_plain(self, question: int, max_tokens: int, leased: bool) -> None:
+        prompt = SpanPrompt((*_SYSTEM, *_HEADER, *range(300, 301 + question), *_ANSWER))
+        name = self.send(prompt, max_tokens, 1, lease=Lease() if leased else None)
+        if leased:
+            self.inner.append(name)
+
+    @precondition(lambda self: self.inner)
+    @rule(data=st.data(), repair=st.sampled_from([0, 3]), question=st.integers(0, 9), leased=st.booleans())
+    def judge(self, data: st.DataObject, repair: int, question: int, leased: bool) -> None:
+        sent = self.engine.sent
+        done = [name for name in self.inner if name in sent and sent[name].finished and sent[name].salt is None]
+        assume(done)
+        chosen = data.draw(st.lists(st.sampled_from(done), min_size=1, max_size=4))
+        prompt = judge_prompt([(sent[name].prompt, sent[name].tokens) for name in chosen], repair, question)
+        name = self.send(prompt, 3, 1, lease=Lease() if leased else None)
+        if leased:
+            self.inner.append(name)
+
+    @rule(steps=st.integers(1, 6))
+    def run_some(self, steps: int) -> None:
+        for _ in range(steps):
+            self.engine.step()
+
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        under_way = [name for name, sent in self.engine.sent.items() if not sent.finished]
+        assume(under_way)
+        self.engine.abort(data.draw(st.sampled_from(under_way)))
+
+    @rule(count=st.integers(1, 3))
+    def preempt(self, count: int) -> None:
+        self.engine.preempt(count)
+
+    @rule(running=st.booleans())
+    def reset(self, running: bool) -> None:
+        self.engine.reset(running)
+
+    @invariant()
+    def all_is_right(self) -> None:
+        self.engine.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.finish()
+            self.engine.check()
+            counts = self.engine.scheduler.audit()
+            assert not any(counts[name] for name in ("requests", "internal", "held", "families", "pins")), counts
+
+
+@pytest.fixture(scope="module")
+def model(model_dir: Path) -> Path:
+    return model_dir
+
+
+def test_any_traffic(model: Path) -> None:
+    """Every answer is that of its definition, no step leaves a wrong count, and nothing hangs."""
+    machine = type("Traffic", (Traffic,), {"model": model})
+    run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=40))
+
+
+def start(model: Path, num_blocks: int, **options: Any) -> Any:
+    from symbolic_engine import SymbolicEngine
+
+    return SymbolicEngine(model, num_blocks, _BLOCK, headers=[_HEADER], **options)
+
+
+def one(engine: Any, prompt: SpanPrompt) -> list[str]:
+    """Ask alone, check the answer; what became of each span."""
+    name = engine.send(prompt)
+    engine.finish()
+    engine.check()
+    statuses: list[str] = engine.statuses(name)
+    return statuses
+
+
+def corpus_prompt(documents: list[tuple[int, ...]], repair: int = 3) -> SpanPrompt:
+    ids: list[int] = [*_SYSTEM, *_HEADER]
+    spans = []
+    for document in documents:
+        spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(_HEADER), repair))
+        ids += document
+    return SpanPrompt((*ids, *range(40, 50), *_ANSWER), tuple(spans))
+
+
+def test_sources_outlive_copies(model: Path) -> None:
+    """Prompts of four documents flow through a pool that holds the corpus and two prompts: no document is lost."""
+    documents = [tuple(range(100 + 60 * n, 129 + 60 * n)) for n in range(12)]
+    engine = start(model, 1 + 2 * 12 + 2 * 10)
+    order = random.Random(3)
+    for at in range(0, 12, 4):
+        assert one(engine, corpus_prompt(documents[at : at + 4])) == ["new"] * 4
+    for _ in range(60):
+        assert one(engine, corpus_prompt(order.sample(documents, 4))) == ["hit"] * 4
+
+
+def test_a_follow_up_turn_finds_the_assembled_prompt(model: Path) -> None:
+    """Copies go first when memory is short, and not before: what was assembled is hit, not moved again."""
+    engine = start(model, 60)
+    first = corpus_prompt([tuple(range(100, 150)), tuple(range(200, 240))])
+    one(engine, first)
+    moved = engine.scheduler.spans.counters["moved_tokens"]
+    one(engine, SpanPrompt((*first.token_ids, *range(30)), first.spans))
+    # Only what fills no block is moved again.
+    assert engine.scheduler.spans.counters["moved_tokens"] - moved < _BLOCK
+
+
+def test_the_hit_rate_does_not_decay(model: Path) -> None:
+    """1,000 prompts of 4 out of 40 documents in novel orders; the pool holds half of the documents."""
+    documents = [tuple(range(100 + 60 * n, 129 + 60 * n)) for n in range(40)]
+    engine = start(model, 1 + 2 * 20 + 10, audit_steps=False)
+    order = random.Random(11)
+    hits = [one(engine, corpus_prompt(order.sample(documents, 4))).count("hit") for _ in range(1000)]
+    assert sum(hits[-100:]) > 0.8 * sum(hits[100:200]) > 40
+
+
+def test_what_fits_once_is_moved_in_place(model: Path) -> None:
+    """A prompt and its sources do not fit together: the sources' blocks become the prompt's."""
+    engine = start(model, 14, max_model_len=208)
+    documents = [tuple(range(100 + 60 * n, 140 + 60 * n)) for n in range(3)]
+    prompt = corpus_prompt(documents)
+    assert 2 * (len(prompt) // _BLOCK) > 13
+    name = engine.send(prompt)
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["new"] * 3
+    assert any("in place" in why for why in engine.whys(name))
+    assert engine.scheduler.spans.counters["taken_over"] > 0
+
+
+def test_what_was_taken_over_is_found_where_it_is_now(model: Path) -> None:
+    """The source is gone, its copy in the prompt is not; after so many rotations it is computed anew."""
+    engine = start(model, 14, max_model_len=208)
+    documents = [tuple(range(100 + 60 * n, 140 + 60 * n)) for n in range(3)]
+    one(engine, corpus_prompt(documents))
+    taken = engine.scheduler.spans.counters["taken_over"]
+    assert taken > 0
+    assert one(engine, corpus_prompt(documents[::-1])) == ["hit"] * 3
+    engine.scheduler.spans.assembler.max_rotations = 0
+    assert "evicted" in one(engine, corpus_prompt([documents[1], documents[0], documents[2]]))

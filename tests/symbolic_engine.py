@@ -1,0 +1,335 @@
+"""The real scheduler on vLLM's real block pool, with a worker that computes no model.
+
+The KV of a token is one number that depends on the token, its position and all KV that it attends to, as in a causal
+model. What the engine samples depends on all of it, so a block that is read before it is written, taken for another,
+moved to a wrong place or rotated by a wrong angle changes the answer. `expected` says what it must be.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from spanflow.engine.protocol import Lease
+from spanflow.engine.vllm.backend import span_arguments
+from spanflow.engine.vllm.connector import StepMoves
+from spanflow.engine.vllm.payload import Ask, encode
+from spanflow.engine.vllm.report import unpack
+from spanflow.engine.vllm.scheduler import SpanScheduler
+from spanflow.engine.vllm.waves import in_waves
+from spanflow.kernels.reference import Move
+from spanflow.lowering.prompt import SpanPrompt
+
+VOCABULARY = 1000
+_WORD = (1 << 64) - 1
+_STALE = 0xDEAD
+
+
+def _mix(a: int, b: int) -> int:
+    """A number that depends on both (splitmix64's finaliser)."""
+    x = (a * 0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019) & _WORD
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _WORD
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _WORD
+    return x ^ (x >> 31)
+
+
+def _attend(attended: int, token: int, position: int) -> int:
+    return _mix(_mix(attended, token), position)
+
+
+def _seen(value: int, position: int) -> int:
+    """What one token adds to what later tokens attend to."""
+    return _mix(value, position)
+
+
+def _sample(attended: int) -> int:
+    return attended % VOCABULARY
+
+
+@cache
+def _values(prompt: SpanPrompt) -> tuple[int, ...]:
+    """The KV of each token of a prompt as its definition says: spans behind their anchors, the rest in context."""
+    moved: dict[int, int] = {}
+    for span in prompt.spans:
+        anchor = span.anchor
+        end = span.end - (1 if span.is_generated else 0)
+        alone = _values(SpanPrompt(anchor.token_ids + prompt.token_ids[span.start : end], anchor.spans))
+        for at in range(span.start + span.repair, end):
+            moved[at] = alone[len(anchor) + at - span.start]
+    values: list[int] = []
+    attended = 0
+    for at, token in enumerate(prompt.token_ids):
+        values.append(moved[at] if at in moved else _attend(attended, token, at))
+        attended = (attended + _seen(values[at], at)) & _WORD
+    return tuple(values)
+
+
+@cache
+def expected(prompt: SpanPrompt, num_tokens: int) -> list[int]:
+    """What must be sampled behind a prompt."""
+    attended = sum(_seen(value, at) for at, value in enumerate(_values(prompt))) & _WORD
+    out: list[int] = []
+    for at in itertools.count(len(prompt)):
+        out.append(_sample(attended))
+        if len(out) == num_tokens:
+            return out
+        attended = (attended + _seen(_attend(attended, out[-1], at), at)) & _WORD
+    raise AssertionError
+
+
+@dataclass
+class _Row:
+    """What the worker knows of a request."""
+
+    tokens: list[int]
+    blocks: list[int]
+    num_computed: int
+    num_prompt: int
+
+
+class SymbolicWorker:
+    """Runs what the scheduler asks for on a pool of numbers."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.values = [_STALE] * (num_blocks * block_size)
+        self.positions = [-1] * (num_blocks * block_size)
+        self.rows: dict[str, _Row] = {}
+
+    def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
+        """One step: moves first, then all scheduled tokens, each row's K and V written before anybody attends."""
+        self._update(output)
+        self._move(output.kv_connector_metadata)
+        # Rows that share blocks depend on each other in the order of their positions.
+        names = sorted(output.num_scheduled_tokens, key=lambda name: self.rows[name].num_computed)
+        sampled = {name: self._forward(self.rows[name], output.num_scheduled_tokens[name]) for name in names}
+        order = list(output.num_scheduled_tokens)
+        return ModelRunnerOutput(order, {n: i for i, n in enumerate(order)}, [sampled[name] for name in order])
+
+    def _update(self, output: SchedulerOutput) -> None:
+        for name in output.finished_req_ids:
+            self.rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            tokens = list(new.prompt_token_ids or ())
+            self.rows[new.req_id] = _Row(tokens, list(new.block_ids[0]), new.num_computed_tokens, len(tokens))
+        cached = output.scheduled_cached_reqs
+        for name, blocks, num_computed, num_output in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
+        ):
+            row = self.rows[name]
+            row.num_computed = num_computed
+            del row.tokens[row.num_prompt + num_output :]
+            if name in cached.resumed_req_ids:
+                row.blocks = list(blocks[0]) if blocks else []
+                if name in cached.all_token_ids:
+                    row.tokens = list(cached.all_token_ids[name])
+            elif blocks:
+                row.blocks += blocks[0]
+
+    def _move(self, step: StepMoves) -> None:
+        size = self.block_size
+        waves = in_waves(step.moves, size, step.scratch) if step.in_place else [step.moves]
+        for number, wave in enumerate(waves):
+            pairs = [pair for move in wave for pair in self._pairs(move)]
+            written = [target for target, _, _ in pairs]
+            assert len(set(written)) == len(written), "two moves of a wave write one slot"
+            assert not {source for _, source, _ in pairs} & set(written), "a wave reads what it writes"
+            assert step.in_place or number == 0
+            for target, source, delta in pairs:
+                self.values[target], self.positions[target] = self.values[source], self.positions[source] + delta
+
+    def _pairs(self, move: Move) -> list[tuple[int, int, int]]:
+        """(target slot, source slot, delta) of each token."""
+        size = self.block_size
+        out = []
+        for at in range(move.num_tokens):
+            s, t = move.source_offset + at, move.target_offset + at
+            source = move.source_blocks[s // size] * size + s % size
+            out.append((move.target_blocks[t // size] * size + t % size, source, move.delta))
+        return out
+
+    def _forward(self, row: _Row, num_scheduled: int) -> list[int]:
+        size = self.block_size
+        attended = 0
+        end = row.num_computed + num_scheduled
+        for at in range(end):
+            slot = row.blocks[at // size] * size + at % size
+            if at >= row.num_computed:
+                self.values[slot], self.positions[slot] = _attend(attended, row.tokens[at], at), at
+            # A key that was rotated to another position than its own changes what attention reads.
+            attended = (attended + _seen(self.values[slot], self.positions[slot])) & _WORD
+        if end < len(row.tokens):
+            return []
+        row.tokens.append(_sample(attended))
+        return [row.tokens[-1]]
+
+
+@dataclass
+class Sent:
+    """A request under way or finished."""
+
+    prompt: SpanPrompt
+    max_tokens: int
+    lease: Lease | None = None
+    salt: str | None = None
+    tokens: list[int] = field(default_factory=list)
+    report: Any = None
+    finished: bool = False
+    error: str = ""
+
+
+@cache
+def _config(
+    model: str,
+    num_blocks: int,
+    block_size: int,
+    is_async: bool,
+    headers: tuple[tuple[int, ...], ...],
+    audit_steps: bool,
+    **options: Any,
+) -> Any:
+    """vLLM's configuration, which takes longer than all that is done with it."""
+    options = {"max_model_len": 512, "max_num_batched_tokens": 256, "max_num_seqs": 16} | options
+    spans = span_arguments([list(header) for header in headers], audit_steps=audit_steps)
+    config = AsyncEngineArgs(model=model, dtype="float32", **options, **spans).create_engine_config()
+    config.cache_config.block_size = block_size
+    config.cache_config.num_gpu_blocks = num_blocks
+    config.scheduler_config.async_scheduling = is_async
+    return config
+
+
+class SymbolicEngine:
+    """Scheduler, pool and symbolic worker. `lag` is how many steps are scheduled before the first one's output."""
+
+    def __init__(
+        self,
+        model: Path,
+        num_blocks: int = 40,
+        block_size: int = 16,
+        *,
+        lag: int = 0,
+        headers: Sequence[Sequence[int]] = (),
+        audit_steps: bool = True,
+        **options: Any,
+    ) -> None:
+        config = _config(
+            str(model), num_blocks, block_size, lag > 0, tuple(map(tuple, headers)), audit_steps, **options
+        )
+        spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
+        cache_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        self.scheduler = SpanScheduler(
+            config, cache_config, StructuredOutputManager(config), block_size, log_stats=True
+        )
+        hash_fn = self.scheduler.spans.hash_fn
+        init_none_hash(hash_fn)
+        self._hasher = get_request_block_hasher(block_size, hash_fn)
+        self.worker = SymbolicWorker(num_blocks, block_size)
+        self.lag = lag
+        self.sent: dict[str, Sent] = {}
+        self._names = itertools.count()
+        self._running: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+
+    def send(
+        self,
+        prompt: SpanPrompt,
+        max_tokens: int = 1,
+        *,
+        lease: Lease | None = None,
+        salt: str | None = None,
+        **options: Any,
+    ) -> str:
+        """Queue a request; its name."""
+        name = f"r{next(self._names)}"
+        ask = Ask(spans=prompt.spans, lease=lease)
+        extra = {"spanflow": encode(ask)} if prompt.spans or lease else None
+        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, extra_args=extra)
+        params.update_from_generation_config({}, None)
+        self.sent[name] = Sent(prompt, max_tokens, lease, salt)
+        request = Request(
+            name, list(prompt.token_ids), params, None, cache_salt=salt, block_hasher=self._hasher, **options
+        )
+        self.scheduler.add_request(request)
+        return name
+
+    def step(self) -> None:
+        """Schedule and run one step; take the output of the one that is `lag` steps back."""
+        if self.scheduler.has_requests():
+            output = self.scheduler.schedule()
+            self._running.append((output, self.worker.run(output)))
+        if len(self._running) > self.lag or not self.scheduler.has_unfinished_requests():
+            self._take()
+
+    def _take(self) -> None:
+        if not self._running:
+            return
+        for client in self.scheduler.update_from_output(*self._running.popleft()).values():
+            for output in client.outputs:
+                sent = self.sent[output.request_id]
+                sent.tokens += output.new_token_ids
+                if output.kv_transfer_params is not None:
+                    sent.report = output.kv_transfer_params
+                sent.finished |= output.finish_reason is not None
+
+    def abort(self, name: str) -> None:
+        """Abort a request."""
+        self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+        self.sent.pop(name)
+
+    def preempt(self, count: int) -> None:
+        """Preempt the last `count` running requests between two steps, as a reset of the cache does."""
+        for _ in range(min(count, len(self.scheduler.running))):
+            request = self.scheduler.running.pop()
+            self.scheduler._preempt_request(request, 0.0, drop_stale_output=True)
+
+    def reset(self, running: bool) -> None:
+        """Reset the prefix cache, and running requests too if asked."""
+        self.scheduler.reset_prefix_cache(reset_running_requests=running)
+
+    def finish(self, limit: int = 2000) -> None:
+        """Step until nothing is left."""
+        for _ in range(limit):
+            if not self.scheduler.has_requests() and not self._running:
+                return
+            self.step()
+        scheduler = self.scheduler
+        waiting = [
+            f"{r.request_id} {r.status.name} {r.num_computed_tokens}/{r.num_tokens}"
+            for r in scheduler.requests.values()
+        ]
+        raise AssertionError(f"requests hang: {waiting}; held {list(scheduler.spans.held)}; {scheduler.audit()}")
+
+    def check(self) -> None:
+        """Every finished request has the right tokens, and every other one a right beginning; books balance."""
+        for name, sent in self.sent.items():
+            wanted = expected(self._served(name), sent.max_tokens)
+            assert sent.tokens == wanted[: len(sent.tokens)], f"{name}: {sent.tokens} instead of {wanted}"
+            assert not sent.finished or len(sent.tokens) == sent.max_tokens
+        assert self.scheduler.audit()["problems"] == []
+
+    def statuses(self, name: str) -> list[str]:
+        """What became of each span of a request."""
+        reports = unpack(self.sent[name].report)
+        return [span.status for span in reports[0]] if reports else []
+
+    def whys(self, name: str) -> list[str]:
+        """The reason that each span's report gives, or ''."""
+        reports = unpack(self.sent[name].report)
+        return [span.why for span in reports[0]] if reports else []
+
+    def _served(self, name: str) -> SpanPrompt:
+        prompt = self.sent[name].prompt
+        return SpanPrompt(prompt.token_ids) if "unsupported" in self.statuses(name) else prompt
