@@ -71,11 +71,13 @@ def lower(
 
 @dataclass(slots=True)
 class _Placed:
-    """Where the pieces of one mark came to stand. `num_opening`: how many of its tokens precede the answer."""
+    """Where the pieces of one mark came to stand. `num_opening`: how many of its tokens precede the answer.
+    `num_closing`: how many tokens right before it are the template's own."""
 
     start: int
     end: int
     num_opening: int = 0
+    num_closing: int = 0
 
 
 def _assemble(template: ChatTemplate, layout: Layout, path: str) -> Lowered:
@@ -86,6 +88,7 @@ def _assemble(template: ChatTemplate, layout: Layout, path: str) -> Lowered:
     live = {mark.operand.group for mark in layout.marks}
     num_differing = 0
     before: str | None = None  # the text that the unit before ended with
+    num_closing = 0
     for unit in _units(layout.pieces, live):
         first = unit[0]
         start = len(ids)
@@ -103,10 +106,12 @@ def _assemble(template: ChatTemplate, layout: Layout, path: str) -> Lowered:
                 num_differing += template.pieces.num_differing(before, encoded.first)
             before = encoded.last
         if first.mark is not None:
-            here = placed.setdefault(first.mark, _Placed(start, start))
+            here = placed.setdefault(first.mark, _Placed(start, start, num_closing=num_closing))
             here.end = len(ids)
             if first.token_ids is not None:
                 here.num_opening = start - here.start
+        is_template = first.mark is None and not any(piece.is_data or piece.token_ids for piece in unit)
+        num_closing = num_closing + len(ids) - start if is_template else 0
     spans, sources = _spans(template, layout.marks, placed, group_starts, tuple(ids))
     return Lowered(SpanPrompt(tuple(ids), spans), sources, num_differing, layout.notes)
 
@@ -155,7 +160,12 @@ def _spans(
             answer_start = here.start + here.num_opening
             if not answer_start:
                 continue
-            num_taken = _num_shared(mark.answer.prompt, ids[start:answer_start])
+            opening = start
+            if spans and spans[-1].end == here.start - here.num_closing and not rung.num_tokens:
+                # Between two answers: the end of the last turn stands before the inner prompt's header as well, and
+                # what comes from there need not be computed here.
+                opening = spans[-1].end
+            num_taken = _num_shared(mark.answer.prompt, ids[opening:answer_start])
             start = answer_start - num_taken
             behind = _without_last(mark.answer.prompt, num_taken)
         if end - start <= (num_taken or 0):

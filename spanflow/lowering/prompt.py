@@ -88,5 +88,8 @@ NO_ANCHOR = SpanPrompt(())
 
 
 def span_key(prompt: SpanPrompt, span: Span) -> bytes:
-    """What a span's KV depends on besides model, adapter and salt: its anchor and its own tokens."""
-    return blake2b(span.anchor.digest + _ids(prompt.tokens(span)), digest_size=16).digest()
+    """What a span's KV depends on besides model, adapter and salt: its anchor and its own tokens, as one sequence.
+
+    Where the anchor ends does not matter: an answer may bring more or less of what stood before it along.
+    """
+    return SpanPrompt(span.anchor.token_ids + prompt.tokens(span), span.anchor.spans).digest

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from vllm_rig import Judge, Rig, generate_candidates
 
+from spanflow.lowering.prompt import SpanPrompt
+
 pytestmark = pytest.mark.vllm
 
 #: Bytes of KV per block of 32 tokens of the default model in float32: 30 layers, K and V, 3 heads of 64.
@@ -40,15 +42,27 @@ def test_two_parents_that_together_exceed_the_pool_both_finish(rig: Rig, judge: 
     judge.check(*rig.ask(*prompts, max_tokens=4))
 
 
-def test_spans_that_can_not_fit_run_exactly(rig: Rig, judge: Judge) -> None:
-    """The same each time, so that warm and cold agree."""
-    prompt = rig.prompt([rig.document(n, 8) for n in range(5)])
-    assert 2 * len(prompt) > 32 * rig.audit()["blocks"] * 0.9
-    from spanflow.lowering.prompt import SpanPrompt
+def test_what_fits_once_is_moved_in_place(rig: Rig, judge: Judge) -> None:
+    """Prompt and sources do not fit together: sources that nobody else uses become the prompt, shifted and rotated."""
+    documents = [rig.document(n, 8) for n in range(5)]
+    prompt = rig.prompt(documents, repair=4)
+    assert sum(-(-(len(d) + 3) // 32) for d in documents) + -(-len(prompt) // 32) > rig.audit()["blocks"]
+    before = rig.audit().get("taken_over", 0)
+    answers = [rig.one(prompt), rig.one(rig.prompt(documents[::-1], repair=4)), rig.one(prompt)]
+    judge.check(*answers)
+    assert all("unsupported" not in answer.statuses for answer in answers)
+    assert any("in place" in span.why for span in answers[0].spans)
+    assert rig.audit()["taken_over"] > before
+    # What an earlier prompt made of a source is a source as well.
+    assert "hit" in answers[1].statuses
 
+
+def test_spans_that_can_not_fit_run_exactly(rig: Rig, judge: Judge) -> None:
+    """The same each time, so that warm and cold agree. Each span takes two blocks, most of them half empty."""
+    prompt = rig.prompt([rig.document(n, 2)[:30] for n in range(32)])
     for _ in range(2):
         answer = rig.one(prompt)
-        if answer.statuses != ["unsupported"] * 5:
+        if answer.statuses != ["unsupported"] * 32:
             pytest.fail(f"expected exact execution, got {answer.statuses}")
         assert "the KV pool's" in answer.spans[0].why
         assert judge.distance(answer, SpanPrompt(prompt.token_ids)) < 1e-4

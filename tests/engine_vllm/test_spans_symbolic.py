@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -89,12 +89,14 @@ class Traffic(RuleBasedStateMachine):
             long_prefill_token_threshold=threshold,
         )
 
-    def send(self, prompt: SpanPrompt, max_tokens: int, priority: int, **options: Any) -> str:
-        assume(len(prompt) + max_tokens <= self.engine.scheduler.max_model_len)
-        name: str = self.engine.send(
-            prompt, max_tokens, priority=priority if self.policy == "priority" else 0, **options
-        )
-        return name
+    def send(self, prompt: SpanPrompt, max_tokens: int, priority: int, lease: bool, **options: Any) -> None:
+        """Queue a request, if the window is wide enough for it."""
+        if len(prompt) + max_tokens > self.engine.scheduler.max_model_len:
+            return
+        options["priority"] = priority if self.policy == "priority" else 0
+        name = self.engine.send(prompt, max_tokens, lease=Lease() if lease else None, **options)
+        if lease:
+            self.inner.append(name)
 
     @rule(
         chosen=st.lists(st.integers(0, len(_DOCUMENTS) - 1), min_size=1, max_size=5),
@@ -118,29 +120,23 @@ class Traffic(RuleBasedStateMachine):
         leased: bool,
     ) -> None:
         prompt = documents_prompt(chosen, repair, anchor, question)
-        lease = Lease() if leased else None
-        name = self.send(prompt, max_tokens, priority, salt=salt, lease=lease)
-        if leased:
-            self.inner.append(name)
+        self.send(prompt, max_tokens, priority, leased, salt=salt)
 
     @rule(question=st.integers(0, 60), max_tokens=st.sampled_from([1, 5, 40]), leased=st.booleans())
     def ask_plain(self, question: int, max_tokens: int, leased: bool) -> None:
         prompt = SpanPrompt((*_SYSTEM, *_HEADER, *range(300, 301 + question), *_ANSWER))
-        name = self.send(prompt, max_tokens, 1, lease=Lease() if leased else None)
-        if leased:
-            self.inner.append(name)
+        self.send(prompt, max_tokens, 1, leased)
 
     @precondition(lambda self: self.inner)
     @rule(data=st.data(), repair=st.sampled_from([0, 3]), question=st.integers(0, 9), leased=st.booleans())
     def judge(self, data: st.DataObject, repair: int, question: int, leased: bool) -> None:
         sent = self.engine.sent
         done = [name for name in self.inner if name in sent and sent[name].finished and sent[name].salt is None]
-        assume(done)
+        if not done:
+            return
         chosen = data.draw(st.lists(st.sampled_from(done), min_size=1, max_size=4))
         prompt = judge_prompt([(sent[name].prompt, sent[name].tokens) for name in chosen], repair, question)
-        name = self.send(prompt, 3, 1, lease=Lease() if leased else None)
-        if leased:
-            self.inner.append(name)
+        self.send(prompt, 3, 1, leased)
 
     @rule(steps=st.integers(1, 6))
     def run_some(self, steps: int) -> None:
@@ -150,8 +146,8 @@ class Traffic(RuleBasedStateMachine):
     @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         under_way = [name for name, sent in self.engine.sent.items() if not sent.finished]
-        assume(under_way)
-        self.engine.abort(data.draw(st.sampled_from(under_way)))
+        if under_way:
+            self.engine.abort(data.draw(st.sampled_from(under_way)))
 
     @rule(count=st.integers(1, 3))
     def preempt(self, count: int) -> None:
@@ -173,21 +169,16 @@ class Traffic(RuleBasedStateMachine):
             assert not any(counts[name] for name in ("requests", "internal", "held", "families", "pins")), counts
 
 
-@pytest.fixture(scope="module")
-def model(model_dir: Path) -> Path:
-    return model_dir
-
-
-def test_any_traffic(model: Path) -> None:
+def test_any_traffic(model_dir: Path) -> None:
     """Every answer is that of its definition, no step leaves a wrong count, and nothing hangs."""
-    machine = type("Traffic", (Traffic,), {"model": model})
+    machine = type("Traffic", (Traffic,), {"model": model_dir})
     run_state_machine_as_test(machine, settings=settings(max_examples=150, stateful_step_count=40))
 
 
-def start(model: Path, num_blocks: int, **options: Any) -> Any:
+def start(model_dir: Path, num_blocks: int, **options: Any) -> Any:
     from symbolic_engine import SymbolicEngine
 
-    return SymbolicEngine(model, num_blocks, _BLOCK, headers=[_HEADER], **options)
+    return SymbolicEngine(model_dir, num_blocks, _BLOCK, headers=[_HEADER], **options)
 
 
 def one(engine: Any, prompt: SpanPrompt) -> list[str]:
@@ -208,10 +199,10 @@ def corpus_prompt(documents: list[tuple[int, ...]], repair: int = 3) -> SpanProm
     return SpanPrompt((*ids, *range(40, 50), *_ANSWER), tuple(spans))
 
 
-def test_sources_outlive_copies(model: Path) -> None:
+def test_sources_outlive_copies(model_dir: Path) -> None:
     """Prompts of four documents flow through a pool that holds the corpus and two prompts: no document is lost."""
     documents = [tuple(range(100 + 60 * n, 129 + 60 * n)) for n in range(12)]
-    engine = start(model, 1 + 2 * 12 + 2 * 10)
+    engine = start(model_dir, 1 + 2 * 12 + 2 * 10)
     order = random.Random(3)
     for at in range(0, 12, 4):
         assert one(engine, corpus_prompt(documents[at : at + 4])) == ["new"] * 4
@@ -219,9 +210,9 @@ def test_sources_outlive_copies(model: Path) -> None:
         assert one(engine, corpus_prompt(order.sample(documents, 4))) == ["hit"] * 4
 
 
-def test_a_follow_up_turn_finds_the_assembled_prompt(model: Path) -> None:
+def test_a_follow_up_turn_finds_the_assembled_prompt(model_dir: Path) -> None:
     """Copies go first when memory is short, and not before: what was assembled is hit, not moved again."""
-    engine = start(model, 60)
+    engine = start(model_dir, 60)
     first = corpus_prompt([tuple(range(100, 150)), tuple(range(200, 240))])
     one(engine, first)
     moved = engine.scheduler.spans.counters["moved_tokens"]
@@ -230,18 +221,18 @@ def test_a_follow_up_turn_finds_the_assembled_prompt(model: Path) -> None:
     assert engine.scheduler.spans.counters["moved_tokens"] - moved < _BLOCK
 
 
-def test_the_hit_rate_does_not_decay(model: Path) -> None:
+def test_the_hit_rate_does_not_decay(model_dir: Path) -> None:
     """1,000 prompts of 4 out of 40 documents in novel orders; the pool holds half of the documents."""
     documents = [tuple(range(100 + 60 * n, 129 + 60 * n)) for n in range(40)]
-    engine = start(model, 1 + 2 * 20 + 10, audit_steps=False)
+    engine = start(model_dir, 1 + 2 * 20 + 10, audit_steps=False)
     order = random.Random(11)
     hits = [one(engine, corpus_prompt(order.sample(documents, 4))).count("hit") for _ in range(1000)]
     assert sum(hits[-100:]) > 0.8 * sum(hits[100:200]) > 40
 
 
-def test_what_fits_once_is_moved_in_place(model: Path) -> None:
+def test_what_fits_once_is_moved_in_place(model_dir: Path) -> None:
     """A prompt and its sources do not fit together: the sources' blocks become the prompt's."""
-    engine = start(model, 14, max_model_len=208)
+    engine = start(model_dir, 14, max_model_len=208)
     documents = [tuple(range(100 + 60 * n, 140 + 60 * n)) for n in range(3)]
     prompt = corpus_prompt(documents)
     assert 2 * (len(prompt) // _BLOCK) > 13
@@ -253,9 +244,9 @@ def test_what_fits_once_is_moved_in_place(model: Path) -> None:
     assert engine.scheduler.spans.counters["taken_over"] > 0
 
 
-def test_what_was_taken_over_is_found_where_it_is_now(model: Path) -> None:
+def test_what_was_taken_over_is_found_where_it_is_now(model_dir: Path) -> None:
     """The source is gone, its copy in the prompt is not; after so many rotations it is computed anew."""
-    engine = start(model, 14, max_model_len=208)
+    engine = start(model_dir, 14, max_model_len=208)
     documents = [tuple(range(100 + 60 * n, 140 + 60 * n)) for n in range(3)]
     one(engine, corpus_prompt(documents))
     taken = engine.scheduler.spans.counters["taken_over"]

@@ -82,6 +82,13 @@ def behind(assembly: Assembly, num_cached: int) -> Assembly:
     return Assembly(assembly.prompt, segments, ranges, max(assembly.suffix, num_cached))
 
 
+def with_head_in_context(todo: Assembly, num_cached: int) -> Assembly:
+    """The same where the head, the first segment, is computed with the ranges and not moved."""
+    first = todo.segments[1].start
+    ranges = ((num_cached, first), *(r for r in todo.ranges if r[0] >= first))
+    return Assembly(todo.prompt, todo.segments[1:], ranges, todo.suffix)
+
+
 def split(ranges: tuple[Range, ...], limit: int) -> tuple[Range, ...]:
     """The same ranges in pieces of at most `limit` tokens (0: no limit)."""
     if limit <= 0:

@@ -50,6 +50,9 @@ class Families:
             self.spans.manager.coordinator.allocate_new_computed_blocks(name, (shared,), len(shared) * size, 0)
             self.spans.internal[name] = family
             scheduler.add_plain(child)
+            if not low:  # vLLM takes a request that has computed nothing for one that holds no blocks.
+                scheduler.waiting.remove_request(child)
+                scheduler.kv_holding_waiting.add_request(child)
         scheduler.waiting.remove_request(parent)
         scheduler.kv_holding_waiting.add_request(parent)
         self.waiting[parent.request_id] = family

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from spanflow.engine.vllm.admission import register, tenant
 from spanflow.engine.vllm.assembler import Assembler
-from spanflow.engine.vllm.assembly import Assembly, behind
+from spanflow.engine.vllm.assembly import Assembly, behind, with_head_in_context
 from spanflow.engine.vllm.connector import SpanConnector
 from spanflow.engine.vllm.contract import (
     KVCacheBlock,
@@ -227,6 +227,7 @@ class Resolver:
         self.residency.expire()
         self.probe.step()
         self._unreserve()
+        self.connector.closed = False
         if not self.held:
             return
         scheduler = self.scheduler
@@ -250,6 +251,8 @@ class Resolver:
             todo = behind(state.assembly, num_cached)
             found = [self.assembler.locate(segment, state.source(segment)) for segment in todo.segments]
             self._note(state, todo, found)
+            if self._has_new_head(state, todo, found):
+                todo, found = with_head_in_context(todo, num_cached), found[1:]
             if not all(found):
                 self._spawn_missing(state, todo, found, front)
                 if front:
@@ -257,6 +260,7 @@ class Resolver:
                     self._starved = 0
             elif self.assembler.assemble(state, todo, hits, num_cached, found, front):
                 self._admitted(state, todo)
+                self._starved = 0
                 seats -= 1
                 continue
             else:
@@ -266,7 +270,6 @@ class Resolver:
                     self.connector.closed = self._starved > _PATIENCE
                 return
             front = False
-        self.connector.closed = False
 
     def make_way(self) -> None:
         """Before vLLM schedules: as many blocks as it may hand out in one step are to hold copies, not sources."""
@@ -281,6 +284,15 @@ class Resolver:
         self.counters["scheduled_tokens"] += output.total_num_scheduled_tokens
         if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
             raise AssertionError("; ".join(problems))
+
+    def _has_new_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
+        """Whether the head is missing and was never asked for: then it is computed in the same step as the rest.
+
+        Materialised for later prompts, by a step of its own, it is when it comes again.
+        """
+        is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0
+        # vLLM may put a request of another adapter back into its queue by what it has computed, which is nothing.
+        return is_missing and state.sources[0].status == "new" and state.request.lora_request is None
 
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
         """Say, once for each source, whether it was here, is new, or was evicted."""
