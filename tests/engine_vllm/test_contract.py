@@ -64,7 +64,7 @@ def test_our_lines_are_counted() -> None:
         if line.strip() and not line.strip().startswith("#")
     )
     print(f"engine/vllm: {lines} lines in {len(SOURCES)} files")
-    assert 500 < lines < 2400
+    assert 500 < lines < 2800
 
 
 @pytest.mark.vllm

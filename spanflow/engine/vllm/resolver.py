@@ -251,7 +251,7 @@ class Resolver:
             todo = behind(state.assembly, num_cached)
             found = [self.assembler.locate(segment, state.source(segment)) for segment in todo.segments]
             self._note(state, todo, found)
-            if self._has_new_head(state, todo, found):
+            if self._lacks_only_a_new_head(state, todo, found):
                 todo, found = with_head_in_context(todo, num_cached), found[1:]
             if not all(found):
                 self._spawn_missing(state, todo, found, front)
@@ -285,12 +285,13 @@ class Resolver:
         if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
             raise AssertionError("; ".join(problems))
 
-    def _has_new_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
-        """Whether the head is missing and was never asked for: then it is computed in the same step as the rest.
+    def _lacks_only_a_new_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
+        """Whether nothing is missing but a head that was never asked for: then it is computed together with the rest.
 
-        Materialised for later prompts, by a step of its own, it is when it comes again.
+        Materialised for later prompts, by a step of its own, it is when other sources are missing as well, or when it
+        comes again.
         """
-        is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0
+        is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0 and all(found[1:])
         # vLLM may put a request of another adapter back into its queue by what it has computed, which is nothing.
         return is_missing and state.sources[0].status == "new" and state.request.lora_request is None
 
