@@ -96,6 +96,7 @@ class TestInstalled:
         listed |= {*contract.SCHEDULER_ATTRIBUTES, *contract.REQUEST_ATTRIBUTES, *contract.POOL_ATTRIBUTES}
         listed |= {*contract.MANAGER_ATTRIBUTES, *contract.COORDINATOR_ATTRIBUTES, *contract.TABLE_ATTRIBUTES}
         listed |= {*contract.BLOCK_ATTRIBUTES, *contract.QUEUE_ATTRIBUTES, *contract.OUTPUT_ATTRIBUTES}
+        listed |= {*contract.CLIENT_ATTRIBUTES, *contract.FREE_QUEUE_ATTRIBUTES}
         owners = {
             "scheduler": contract.AsyncScheduler,
             "request": contract.Request,

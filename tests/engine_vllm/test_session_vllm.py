@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from spanflow import PromptTooLong, Session, commute, fragment, generate, seq, system, user
@@ -106,6 +107,15 @@ def test_judges_two_levels_deep(vllm_session: Session) -> None:
     result = vllm_session.run(judge(judge(draft("Name a bird."), draft("Name a fish.")), draft("Name a tree.")))
     assert [span.status for span in result.spans] == ["hit", "hit"]
     assert len(result.inner) == 4
+
+
+def test_the_engine_takes_less_than_4_gib(vllm_session: Session) -> None:
+    """Its processes' own share of memory after a prompt of the whole window, and 0.6 GiB for a client's imports."""
+    documents = [fragment("word " * 900 + str(n)) for n in range(4)]
+    vllm_session.run(generate(user(commute(*documents), "What?"), max_tokens=2))
+    children = psutil.Process().children(recursive=True)
+    in_gib = sum(child.memory_full_info().pss for child in children) / 2**30
+    assert 1 < in_gib < 4 - 0.6, f"{len(children)} processes of the engine take {in_gib:.2f} GiB"
 
 
 def test_many_queries_at_once_come_back_in_order(vllm_session: Session) -> None:

@@ -26,6 +26,7 @@ from spanflow.engine.vllm.contract import (
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
+    check_client,
     current_platform,
 )
 from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError
@@ -120,6 +121,7 @@ class AsyncBackend:
     """`AsyncLLM`: the engine's core in a process of its own."""
 
     def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
+        check_client(engine)
         self.engine: Any = engine
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
@@ -152,6 +154,9 @@ class AsyncBackend:
     async def close(self) -> None:
         """Stop the process."""
         engine, self.engine = self.engine, None
+        # It would take the end of the process for a crash, and log it as one.
+        if engine.output_handler is not None:
+            engine.output_handler.cancel()
         with contextlib.redirect_stdout(io.StringIO()):
             await asyncio.to_thread(engine.shutdown)
 

@@ -153,6 +153,7 @@ FREE_QUEUE_ATTRIBUTES = ("iter_blocks_after", "prepend_n", "remove")
 MANAGER_ATTRIBUTES = ("block_pool", "coordinator", "enable_caching")
 COORDINATOR_ATTRIBUTES = ("single_type_managers",)
 TABLE_ATTRIBUTES = ("req_to_blocks",)
+CLIENT_ATTRIBUTES = ("output_handler", "model_config")
 BLOCK_ATTRIBUTES = ("block_hash", "block_id", "is_null", "ref_cnt")
 
 
@@ -207,9 +208,18 @@ def check_scheduler(scheduler: Any) -> None:
             REQUEST_ATTRIBUTES,
         ),
     ]
+    _refuse(missing)
+
+
+def check_client(engine: Any) -> None:
+    """The same for the attributes of a client of an engine's process. Raises EngineUnavailable."""
+    _refuse(_missing(engine, CLIENT_ATTRIBUTES))
+
+
+def _refuse(missing: list[str]) -> None:
     if missing:
         raise EngineUnavailable(
-            f"vLLM {version()} lacks what the span scheduler uses: {', '.join(missing)}. "
+            f"vLLM {version()} lacks what spans use: {', '.join(missing)}. "
             f"Install vLLM {VERSIONS[0][0]}.{VERSIONS[0][1]}."
         )
 
@@ -250,6 +260,7 @@ __all__ = [
     "SupportsHMA",
     "VllmConfig",
     "check",
+    "check_client",
     "check_scheduler",
     "current_platform",
     "generate_block_hash_extra_keys",
