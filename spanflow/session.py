@@ -21,6 +21,7 @@ from spanflow.ir.ranges import check_count
 from spanflow.result import Done, Event, Result
 from spanflow.runner import ErrorPolicy, Host, RunOptions, run_plan
 from spanflow.runner.background import Job
+from spanflow.runner.prefetch import prefetch
 from spanflow.runner.progress import Telling, speaker
 from spanflow.runner.startup import Core, EngineChoice
 
@@ -151,6 +152,21 @@ class Session:
         options = self._options.changed(overrides)
         return self._begin(lambda: self._explain(query, options)).wait()
 
+    def prefetch(self, query: Askable, **overrides: Any) -> int:
+        """Compute the KV of a query's documents before it is asked, as one would for a corpus; how many there are.
+
+        Those are the texts in its commutes, at any depth, whose anchor is a header or nothing. The query itself is
+        not run, and may be larger than the window. Raises QueryError.
+        """
+        options = self._options.changed(overrides)
+        return self._begin(lambda: self._prefetch(query, options)).wait()
+
+    async def aprefetch(self, query: Askable, **overrides: Any) -> int:
+        """Like `prefetch`; retrievers that are asynchronous run on the calling loop."""
+        options = self._options.changed(overrides)
+        bound = await bind_query(query)
+        return await self._begin(lambda: self._prefetch(bound, options)).join()
+
     async def aexplain(self, query: Askable, **overrides: Any) -> Explanation:
         """Like `explain`; retrievers that are asynchronous run on the calling loop."""
         options = self._options.changed(overrides)
@@ -238,6 +254,11 @@ class Session:
                 raise EngineDied("the session was closed while this query ran; open another one to run it") from None
             raise
         raise AssertionError("a run ends with its result or an error")
+
+    async def _prefetch(self, query: Askable, options: RunOptions) -> int:
+        compiled = await self._compile(await bind_query(query), options)
+        host = await self._core.host()
+        return await prefetch(compiled.plan, compiled.plan.inner, host, options, host.new_run())
 
     async def _compile(self, query: Node, options: RunOptions) -> Compiled:
         model = self._core.choice.model

@@ -46,15 +46,16 @@ class Script:
     submitted: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    prefetched: list[EngineRequest] = field(default_factory=list)
     running: set[str] = field(default_factory=set)
     most_running: int = 0
     num_starts: int = 0
     num_closes: int = 0
     start_error: Exception | None = None
 
-    def texts(self) -> list[str]:
-        """The prompts in the order in which they were submitted."""
-        return [self.tokenizer.decode(request.prompt.token_ids) for request in self.submitted]
+    def texts(self, requests: list[EngineRequest] | None = None) -> list[str]:
+        """The prompts in the order in which they were submitted, or of other requests."""
+        return [self.tokenizer.decode(r.prompt.token_ids) for r in (self.submitted if requests is None else requests)]
 
 
 class ScriptedEngine:
@@ -109,6 +110,9 @@ class ScriptedEngine:
 
     def _reports(self, request: EngineRequest) -> tuple[SpanReport, ...]:
         return tuple(SpanReport(s.start, s.end, "hit", moved=len(s)) for s in request.prompt.spans)
+
+    async def prefetch(self, request: EngineRequest) -> None:
+        self.script.prefetched.append(request)
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         self.script.released += request_ids

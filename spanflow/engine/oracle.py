@@ -146,6 +146,9 @@ class OracleEngine:
             left.set()
             self._running.discard(request.request_id)
 
+    async def prefetch(self, request: EngineRequest) -> None:
+        """Nothing: what is timed here is not the cache."""
+
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests; unknown ids are ignored."""
         for request_id in request_ids:

@@ -112,6 +112,12 @@ class Engine(Protocol):
     def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request."""
 
+    async def prefetch(self, request: EngineRequest) -> None:
+        """Compute the KV of a prompt, whole, since spans will be taken from it: anchor and span, one after the other.
+
+        A hint. What it samples is thrown away, and an engine that keeps no KV between requests does nothing.
+        """
+
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests; unknown ids are ignored."""
 

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -152,6 +152,11 @@ class SimulatorEngine:
                 return
         finally:
             self._end(admission, None)
+
+    async def prefetch(self, request: EngineRequest) -> None:
+        """Run the prompt for one token; its full blocks stay to be found."""
+        async for _ in self.stream(replace(request, sampling=replace(request.sampling, max_tokens=1))):
+            pass
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests; unknown ids are ignored."""

@@ -21,6 +21,7 @@ from spanflow.result import Delta, Done, Event, Failed, Failure, Finished, Resul
 from spanflow.runner.ask import Answer, ask, kept_ids, request_for
 from spanflow.runner.host import GRACE, Host
 from spanflow.runner.options import RunOptions
+from spanflow.runner.prefetch import prefetch
 
 _FIRST_PAUSE = 0.1  # seconds before the first retry; doubled for each further one
 
@@ -80,15 +81,23 @@ class _Run:
             for generation in self._plan.order:
                 if not self._waits_for[generation.key] and generation.index == 0:
                     self._request(generation, await self._lower(generation), "")
+        ahead: asyncio.Task[int] | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for generation in self._plan.order:
                     if not self._waits_for[generation.key]:
                         group.create_task(self._work(generation, group))
+                waiting = [path for path, inner in self._plan.inner.items() if inner]
+                if waiting:
+                    ahead = asyncio.create_task(prefetch(self._plan, waiting, self._host, self._options, self._name))
         except ExceptionGroup as failed:
             error = failed.exceptions[0]
         else:
             return
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.gather(ahead, return_exceptions=True)
         raise error
 
     async def _work(self, generation: Generation, group: asyncio.TaskGroup) -> None:

@@ -19,14 +19,17 @@ from spanflow.lowering.prompt import Span, SpanPrompt
     span_prompts(),
     st.one_of(st.none(), st.builds(Lease, st.integers(1, 99), st.integers(0, 9999).map(float))),
     st.booleans(),
+    st.booleans(),
     st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple),
 )
-def test_round_trip(prompt: SpanPrompt, lease: Lease | None, audit: bool, releases: tuple[bytes, ...]) -> None:
-    ask = Ask(prompt.spans, lease, audit=audit, releases=releases)
+def test_round_trip(
+    prompt: SpanPrompt, lease: Lease | None, audit: bool, keep: bool, releases: tuple[bytes, ...]
+) -> None:
+    ask = Ask(prompt.spans, lease, audit=audit, keep=keep, releases=releases)
     payload = encode(ask)
     assert all(type(value) is int and abs(value) < 2**62 for value in payload)
     read = decode(payload, prompt.token_ids)
-    assert (read.lease, read.audit, read.probe, read.releases) == (lease, audit, False, releases)
+    assert (read.lease, read.audit, read.probe, read.keep, read.releases) == (lease, audit, False, keep, releases)
     assert SpanPrompt(prompt.token_ids, read.spans) == prompt
 
 
@@ -61,7 +64,7 @@ def test_equal_anchors_are_written_once() -> None:
         ({}, "flat list of ints is wanted, got dict"),
         ([], "ends at int 0"),
         ([2], "version 2; this engine reads version 1"),
-        ([1, 8], "flags is 8"),
+        ([1, 16], "flags is 16"),
         ([1, 0, 0, 0, 0, -1], "number of anchors is -1"),
         ([1, 0, 0, 0, 0, 10**9], "number of anchors is 1000000000"),
         ([1, 0, 0, 0, 0, 0, 1, 2, 4, -1, -1, -1], "repair -1"),

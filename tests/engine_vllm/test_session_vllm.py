@@ -109,6 +109,27 @@ def test_judges_two_levels_deep(vllm_session: Session) -> None:
     assert len(result.inner) == 4
 
 
+def test_what_was_prefetched_is_found(vllm_session: Session) -> None:
+    """In full, the block that it does not fill too: nothing of it is computed when it is asked for."""
+    vllm_session.on_host(lambda host: host.engine.reset())
+    documents = commute(*[fragment(f"{text} {len(text)}") for text in TEXTS.values()], rung="moved")
+    query = generate(seq(system("Answer briefly."), user(documents, "Who lit it?")), max_tokens=2)
+    assert vllm_session.prefetch(query) == 4
+    result = vllm_session.run(query)
+    assert [span.status for span in result.spans] == ["hit"] * 4
+    # The rest is the head, the question, and no document.
+    assert result.usage.prompt - result.usage.cached < 60
+    assert result.usage.internal == 0
+
+
+def test_documents_are_prefetched_while_candidates_are_written(vllm_session: Session) -> None:
+    vllm_session.on_host(lambda host: host.engine.reset())
+    documents = commute(*[fragment(f"{text} {len(text)}!") for text in TEXTS.values()], rung="moved")
+    drafts = generate(user("Write about the sea."), n=2, temperature=1.0, max_tokens=60)
+    result = vllm_session.run(generate(seq(commute(drafts), user(documents, "Which fits?")), max_tokens=2))
+    assert [span.status for span in result.spans if span.kind == "text"] == ["hit"] * 4
+
+
 def test_the_engine_takes_less_than_4_gib(vllm_session: Session) -> None:
     """Its processes' own share of memory after a prompt of the whole window, and 0.6 GiB for a client's imports."""
     documents = [fragment("word " * 900 + str(n)) for n in range(4)]

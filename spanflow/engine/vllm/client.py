@@ -7,6 +7,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
@@ -149,6 +150,15 @@ class VllmEngine:
                 spans,
                 "the engine failed on this request" if completion.finish_reason == "error" else "",
             )
+
+    async def prefetch(self, request: EngineRequest) -> None:
+        """Compute and keep the KV of a prompt, the block that it does not fill too."""
+        num_tokens = len(request.prompt)
+        if self.info.spans_unsupported or num_tokens >= self.info.max_model_len:
+            return
+        request = replace(request, sampling=replace(request.sampling, max_tokens=1))
+        async for _ in self._run(request, Ask(request.prompt.spans, keep=True)):
+            pass
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests."""

@@ -25,7 +25,7 @@ from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 KEY = "spanflow"
 VERSION = 1
 
-_LEASE, _AUDIT, _PROBE = 1, 2, 4
+_LEASE, _AUDIT, _PROBE, _KEEP = 1, 2, 4, 8
 _DIGEST_CUTS = ((0, 6), (6, 11), (11, 16))
 _SPAN_INTS = 5
 _MAX_LEASE_SECONDS = 24 * 3600
@@ -36,13 +36,15 @@ class Ask:
     """What a request asks of the span engine besides its tokens.
 
     `audit` asks for counts and `probe` for a comparison of moved with recomputed keys, both answered in
-    the request's report; `releases` ends the leases of inner prompts, named by their digests.
+    the request's report; `releases` ends the leases of inner prompts, named by their digests. `keep` makes a source of
+    the prompt: later prompts take spans from it.
     """
 
     spans: tuple[Span, ...] = ()
     lease: Lease | None = None
     audit: bool = False
     probe: bool = False
+    keep: bool = False
     releases: tuple[bytes, ...] = ()
 
 
@@ -66,7 +68,7 @@ def encode(ask: Ask) -> list[int]:
         return out
 
     spans = flat(ask.spans)
-    flags = _LEASE * (ask.lease is not None) + _AUDIT * ask.audit + _PROBE * ask.probe
+    flags = _LEASE * (ask.lease is not None) + _AUDIT * ask.audit + _PROBE * ask.probe + _KEEP * ask.keep
     releases = [int.from_bytes(digest[a:b], "little") for digest in ask.releases for a, b in _DIGEST_CUTS]
     consumers, millis = (ask.lease.consumers, round(ask.lease.seconds * 1000)) if ask.lease else (0, 0)
     return [VERSION, flags, consumers, millis, len(ask.releases), *releases, len(index) - 1, *anchors, *spans]
@@ -115,7 +117,7 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
     version = reader.one("version", 0, 2**31)
     if version != VERSION:
         raise QueryError(f"spans payload: version {version}; this engine reads version {VERSION}")
-    flags = reader.one("flags", 0, _LEASE | _AUDIT | _PROBE)
+    flags = reader.one("flags", 0, _LEASE | _AUDIT | _PROBE | _KEEP)
     consumers = reader.one("lease consumers", 0, 2**20)
     millis = reader.one("lease milliseconds", 0, _MAX_LEASE_SECONDS * 1000)
     releases = tuple(reader.digest() for _ in range(reader.one("number of released prompts", 0, size)))
@@ -152,5 +154,6 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
         lease=Lease(consumers, millis / 1000) if flags & _LEASE else None,
         audit=bool(flags & _AUDIT),
         probe=bool(flags & _PROBE),
+        keep=bool(flags & _KEEP),
         releases=releases,
     )

@@ -26,7 +26,7 @@ from spanflow.engine.vllm.contract import (
 )
 from spanflow.engine.vllm.copies import Copies, Found
 from spanflow.engine.vllm.families import Families
-from spanflow.engine.vllm.hashing import BlockHasher, tail_key
+from spanflow.engine.vllm.hashing import BlockHasher, source_keys, tail_key
 from spanflow.engine.vllm.metrics import Reporter
 from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
@@ -159,25 +159,27 @@ class Resolver:
     def begin_lease(self, request: Request) -> Callable[[], None] | None:
         """Before a request's blocks are freed: hold its unfilled last block where it is to stay readable.
 
-        Returns what to call once they are freed. Internal sources keep their tail as well.
+        Returns what to call once they are freed. Sources keep the tail of their prompt, leases that of their answer.
         """
         state = self.known.get(request.request_id)
         internal = self.internal.get(request.request_id)
         lease = state.ask.lease if state is not None else None
-        if lease is None and not isinstance(internal, Internal):
+        is_source = isinstance(internal, Internal) or (state is not None and state.ask.keep)
+        if lease is None and not is_source:
             return None
         num_kv = min(request.num_computed_tokens, request.num_tokens - (0 if lease is None else 1))
-        if isinstance(internal, Internal):
+        if is_source:
             num_kv = min(num_kv, request.num_prompt_tokens)
         if num_kv < request.num_prompt_tokens:
             return None
-        if isinstance(internal, Internal):
-            self.residency.remember(internal.source)
+        served = state is not None and not state.exact
+        spans = state.prompt.spans if state is not None and served else ()
+        if is_source:
+            prompt = SpanPrompt(tuple(request.prompt_token_ids), spans)
+            self.residency.remember(source_keys(request, prompt, self.block_size, self.hash_fn).key)
         num_full, rest = divmod(num_kv, self.block_size)
         if not rest:
             return None
-        served = state is not None and not state.exact
-        spans = state.prompt.spans if state is not None and served else ()
         full = request.block_hashes[:num_full]
         key = tail_key(request, spans, num_kv, self.block_size, full, self.hash_fn)
         tokens = tuple(request.all_token_ids[num_full * self.block_size : num_kv])

@@ -1,0 +1,43 @@
+"""Documents are computed before they are asked for: while a judge's candidates are written, or by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from scripted_engine import Script, register
+
+from spanflow import Session, commute, generate, retrieve, seq, user
+
+
+@pytest.fixture(autouse=True)
+def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+
+
+def session(script: Script, **options: Any) -> Session:
+    return Session("m", engine="scripted", script=script, **options)
+
+
+def test_documents_of_a_judge_are_prefetched_while_its_candidates_are_written() -> None:
+    """Those behind a header, each once; what a question says is no span, and a single generation needs none of it."""
+    documents = commute(retrieve(lambda query: ["one", "two", "one"], "?"), rung="moved")
+    script = Script(seconds=0.05)
+    with session(script) as s:
+        s.run(generate(user(documents, "Plain?")))
+        assert script.prefetched == []
+        s.run(generate(seq(commute(generate(user("write"))), user(documents, "Which fits?"))))
+    assert script.texts(script.prefetched) == ["<|im_start|>user\none\n\n", "<|im_start|>user\ntwo\n\n"]
+
+
+def test_prefetch_asks_for_documents_only() -> None:
+    """More than the window holds, at any depth, under the run's salt; behind the head it can't be known."""
+    texts = [f"text {number} " * 100 for number in range(20)]
+    script = Script(window=500)
+    with session(script, rung="moved") as s:
+        assert s.prefetch(generate(user(commute(*texts), "?")), salt="mine") == 20
+        assert {request.salt for request in script.prefetched} == {"mine"}
+        assert s.prefetch(generate(user(commute(*texts, anchor="head"), "?"))) == 0
+        assert asyncio.run(s.aprefetch(generate(user(commute(*texts[:3]), "?")))) == 3
+    assert script.submitted == []
