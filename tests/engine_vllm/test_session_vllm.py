@@ -113,7 +113,7 @@ def test_what_was_prefetched_is_found(vllm_session: Session) -> None:
     """In full, the block that it does not fill too: nothing of it is computed when it is asked for."""
     vllm_session.on_host(lambda host: host.engine.reset())
     documents = commute(*[fragment(f"{text} {len(text)}") for text in TEXTS.values()], rung="moved")
-    query = generate(seq(system("Answer briefly."), user(documents, "Who lit it?")), max_tokens=2)
+    query = generate(seq(system("A head that is new."), user(documents, "Who lit it?")), max_tokens=2)
     assert vllm_session.prefetch(query) == 4
     result = vllm_session.run(query)
     assert [span.status for span in result.spans] == ["hit"] * 4
