@@ -22,7 +22,7 @@ from spanflow.errors import (
 )
 from spanflow.ir.fidelity import Rung, repair
 from spanflow.ir.text import QuerySyntaxError, format_text, from_text, to_text
-from spanflow.optimizer.lint import Finding, lint
+from spanflow.optimizer.lint import Finding, lint, lint_text
 
 if TYPE_CHECKING:
     from spanflow.ir.json import from_json, from_spnl, json_schema, to_json, to_json_text, to_spnl
@@ -54,6 +54,7 @@ __all__ = [
     "generate",
     "json_schema",
     "lint",
+    "lint_text",
     "repair",
     "retrieve",
     "seq",

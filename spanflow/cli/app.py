@@ -130,6 +130,7 @@ def explain(
 def fmt(
     files: Files,
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 where it would.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="Like --check, and show what would change.")] = False,
     width: Annotated[int, typer.Option(help="Characters in a line.", min=20)] = 100,
     debug: Debug = False,
 ) -> None:
@@ -137,28 +138,45 @@ def fmt(
     with reporting(as_json=False, debug=debug) as output:
         from spanflow.cli.written import format_files
 
-        raise typer.Exit(format_files(files, output, check=check, width=width))
+        raise typer.Exit(format_files(files, output, check=check, diff=diff, width=width))
+
+
+def _checks(wanted: bool) -> None:
+    if wanted:
+        from spanflow.optimizer.lint import CHECKS
+
+        typer.echo("\n".join(f"{check.code}  {check.what}" for check in CHECKS))
+        raise typer.Exit
 
 
 @app.command()
 def lint(
     files: Files,
-    ignore: Annotated[list[str] | None, typer.Option(help="The code of a check to leave out.", metavar="SF003")] = None,
+    ignore: Annotated[
+        list[str] | None, typer.Option(help="Codes of checks to leave out.", metavar="SF003[,SF005]")
+    ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of answers that name no bound.", min=1)] = 256,
+    checks: Annotated[
+        bool, typer.Option("--checks", help="Show what is checked, and end.", callback=_checks, is_eager=True)
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Find what is likely not meant in queries, or slow without need; exits with 3 where it finds some."""
+    """Find what is likely not meant in queries, or slow without need; exits with 1 where it finds some.
+
+    In the text form the comment `; noqa: SF003`, on the line before something or behind it, silences a check there.
+    """
     from spanflow.optimizer.lint import CHECKS
 
     known = [each.code for each in CHECKS]
-    if unknown := set(ignore or ()) - set(known):
-        raise typer.BadParameter(f"there is no check {', '.join(sorted(unknown))}; checks are {', '.join(known)}")
+    ignored = [code.strip().upper() for codes in ignore or () for code in codes.split(",")]
+    if unknown := [code for code in ignored if code not in known]:
+        raise typer.BadParameter(f"there is no check {', '.join(unknown)}; checks are {', '.join(known)}")
     with reporting(as_json=as_json, debug=debug) as output:
         from spanflow.cli.written import lint_files
 
-        found = lint_files(files, output, ignore=ignore or (), max_model_len=max_model_len, max_tokens=max_tokens)
+        found = lint_files(files, output, ignore=ignored, max_model_len=max_model_len, max_tokens=max_tokens)
         raise typer.Exit(found)
 
 

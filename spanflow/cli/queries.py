@@ -35,15 +35,15 @@ def load_query(file: Path, retrievers: Mapping[str, Any] | None = None) -> Any:
     A Python file's `query` may be the JSON form too, as a dict; its `retrievers`, if it has some, are known by their
     names, as are those given. Raises QueryError that names the file, and OSError.
     """
-    match ".span" if file == STDIN else file.suffix:
+    if is_text_form(file):
+        from spanflow.ir.text import from_text
+
+        return from_text(read_source(file), filename=source_name(file), retrievers=retrievers)
+    match file.suffix:
         case ".py":
             return _of_module(file, retrievers)
         case ".json":
             return _from_json(read_source(file), str(file), retrievers)
-        case ".span":
-            from spanflow.ir.text import from_text
-
-            return from_text(read_source(file), filename=source_name(file), retrievers=retrievers)
         case _:
             raise QueryError(
                 f"{file}: expected a name that ends in .py (Python that defines `query`), .span (the text form) or "
@@ -71,6 +71,11 @@ def load_retrievers(given: list[str] | None, file: Path) -> dict[str, Any]:
                 raise QueryError(f"--retriever {text!r}: {type(error).__name__}: {error}") from error
         retrievers[name] = value
     return retrievers
+
+
+def is_text_form(file: Path) -> bool:
+    """Whether a file holds the text form, as stdin does."""
+    return file == STDIN or file.suffix == ".span"
 
 
 def source_name(file: Path) -> str:

@@ -30,22 +30,41 @@ Retrievers = Annotated[
 ]
 
 
-def _must_exist(given: Path | list[Path]) -> Path | list[Path]:
+def _must_be_file(file: Path) -> Path:
     """Refuse names of files that are none; typer's own check knows no - for stdin."""
-    for file in given if isinstance(given, list) else [given]:
-        if file != STDIN and not file.is_file():
-            raise typer.BadParameter(f"file '{file}' {'is a directory' if file.is_dir() else 'does not exist'}")
-    return given
+    if file != STDIN and not file.is_file():
+        raise typer.BadParameter(f"file '{file}' {'is a directory' if file.is_dir() else 'does not exist'}")
+    return file
+
+
+def _with_contents(given: list[Path]) -> list[Path]:
+    """The files, and in place of a directory those that hold the text form below it. Refuses names of nothing."""
+    files: list[Path] = []
+    for path in given:
+        if path.is_dir():
+            found = sorted(file for file in path.rglob("*.span") if file.is_file())
+            if not found:
+                raise typer.BadParameter(f"there is no .span file below '{path}'")
+            files += found
+        else:
+            files.append(_must_be_file(path))
+    return files
 
 
 File = Annotated[
     Path,
     typer.Argument(
         help="A query: .py (Python that defines `query`), .span (text form), .json (JSON form), or - (text on stdin).",
-        callback=_must_exist,
+        callback=_must_be_file,
     ),
 ]
-Files = Annotated[list[Path], typer.Argument(help="Queries, as files; - is text on stdin.", callback=_must_exist)]
+Files = Annotated[
+    list[Path],
+    typer.Argument(
+        help="Queries, as files; - is text on stdin, and a directory stands for the .span files below it.",
+        callback=_with_contents,
+    ),
+]
 
 
 def engine_options(given: list[str] | None) -> dict[str, Any]:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from difflib import SequenceMatcher
+from difflib import SequenceMatcher, unified_diff
 from pathlib import Path
 from typing import Any
 
 from spanflow.cli.output import FAILED, REJECTED, Output, say
-from spanflow.cli.queries import STDIN, AnyRetriever, load_query, read_source, source_name
+from spanflow.cli.queries import STDIN, AnyRetriever, is_text_form, load_query, read_source, source_name
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Node
 from spanflow.ir.text import format_text
-from spanflow.optimizer.lint import lint
+from spanflow.optimizer.lint import Finding, lint, lint_text
 
 
-def format_files(files: Sequence[Path], output: Output, *, check: bool, width: int) -> int:
-    """Format queries in place, those from stdin to stdout; with `check` only say what would change.
+def format_files(files: Sequence[Path], output: Output, *, check: bool, diff: bool, width: int) -> int:
+    """Format queries in place, those from stdin to stdout; with `check` or `diff` only say what would change.
 
     What is no query is left as it is. Returns the exit code: 0, FAILED where `check` found something, REJECTED.
     """
+    check = check or diff
     num_changed = num_wrong = 0
     for file in files:
         try:
@@ -32,6 +33,8 @@ def format_files(files: Sequence[Path], output: Output, *, check: bool, width: i
         if before != after:
             num_changed += 1
             say(f"{'would reformat' if check else 'reformatted'} {source_name(file)}: {_changes(before, after)}")
+            if diff:
+                output.write(_diff(before, after, source_name(file)))
             if not check and file != STDIN:
                 file.write_bytes(after.encode())
         if file == STDIN and not check:
@@ -43,7 +46,7 @@ def format_files(files: Sequence[Path], output: Output, *, check: bool, width: i
 
 
 def _formatted(file: Path, width: int) -> tuple[str, str]:
-    if file != STDIN and file.suffix != ".span":
+    if not is_text_form(file):
         raise QueryError(f"{file}: only the text form is formatted, in files that end in .span, or from stdin as -")
     source = read_source(file)
     return source, format_text(source, width=width, filename=source_name(file))
@@ -56,21 +59,31 @@ def _changes(before: str, after: str) -> str:
     return f"+{sum(edit[4] - edit[3] for edit in edits)} -{sum(edit[2] - edit[1] for edit in edits)} lines"
 
 
+def _diff(before: str, after: str, name: str) -> str:
+    lines = unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), name, name)
+    return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
+
+
 def _summary(num_files: int, num_changed: int, num_wrong: int, *, check: bool) -> str:
     counts = [
         (num_changed, "would be reformatted" if check else "reformatted"),
         (num_files - num_changed - num_wrong, "formatted already"),
         (num_wrong, "could not be read"),
     ]
-    return ", ".join(f"{count} file{'' if count == 1 else 's'} {what}" for count, what in counts if count)
+    return ", ".join(f"{_counted(count, 'file')} {what}" for count, what in counts if count)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def lint_files(
     files: Sequence[Path], output: Output, *, ignore: Collection[str], max_model_len: int | None, max_tokens: int
 ) -> int:
-    """Show what the checks find in queries, file by file. Returns the exit code: 0, or REJECTED.
+    """Show what the checks find in queries, file by file.
 
-    A file that is no query is told on stderr, and the others are checked still.
+    A file that is no query is told on stderr, and the others are checked still. Returns the exit code: 0, FAILED where
+    something was found, REJECTED where a file could not be read.
     """
     found: list[dict[str, Any]] = []
     errors: list[dict[str, str]] = []
@@ -78,27 +91,34 @@ def lint_files(
     for file in files:
         name = source_name(file)
         try:
-            findings = lint(_node(file), ignore=ignore, max_model_len=max_model_len, max_tokens=max_tokens)
+            findings = _findings(file, ignore=ignore, max_model_len=max_model_len, max_tokens=max_tokens)
         except (QueryError, OSError) as error:
             say(f"error: {error}")
             errors.append({"file": name, "message": str(error)})
             continue
         found += [{"file": name, **asdict(finding)} for finding in findings]
-        lines += [f"{name}: {finding}" for finding in findings]
+        lines += [f"{name}:{'' if finding.line else ' '}{finding}" for finding in findings]
     if output.as_json:
         output.show({"findings": found, "errors": errors})
     elif lines:
         output.show(None, "\n".join(lines))
-    return REJECTED if found or errors else 0
+    num_read = _counted(len(files) - len(errors), "file")
+    wrong = f", {_counted(len(errors), 'file')} could not be read" if errors else ""
+    say(f"{_counted(len(found), 'finding') if found else 'nothing found'} in {num_read}{wrong}")
+    if errors:
+        return REJECTED
+    return FAILED if found else 0
 
 
-def _node(file: Path) -> Node:
+def _findings(file: Path, **options: Any) -> tuple[Finding, ...]:
+    if is_text_form(file):
+        return lint_text(read_source(file), filename=source_name(file), retrievers=AnyRetriever(), **options)
     query = load_query(file, AnyRetriever())
     if isinstance(query, Node):
-        return query
+        return lint(query, **options)
     from spanflow.compile import as_generate
 
     try:
-        return as_generate(query)
+        return lint(as_generate(query), **options)
     except QueryError as error:
         raise QueryError(f"{file}: {error}") from None

@@ -22,12 +22,20 @@ Role = Literal["system", "user", "assistant"]
 DEFAULT_SEPARATOR = "\n\n"
 
 
-def _digest(tag: str, *parts: bytes) -> bytes:
-    hasher = blake2b(tag.encode(), digest_size=16)
+def _digest(tag: str, *parts: bytes, below: Sequence[bytes] = ()) -> bytes:
+    """The digest of a node's own parts and of the digests below it, each of which follows its length."""
+    pieces = [tag.encode()]
     for part in parts:
-        hasher.update(len(part).to_bytes(8, "little"))
-        hasher.update(part)
-    return hasher.digest()
+        pieces += _length(len(part)), part
+    return blake2b(b"".join(pieces) + _LENGTH_OF_DIGEST.join([b"", *below]), digest_size=_DIGEST_SIZE).digest()
+
+
+def _length(number: int) -> bytes:
+    return number.to_bytes(8, "little")
+
+
+_DIGEST_SIZE = 16
+_LENGTH_OF_DIGEST = _length(_DIGEST_SIZE)
 
 
 def _utf8(text: str, where: str) -> bytes:
@@ -63,14 +71,15 @@ def _node_digest() -> Any:
     return field(init=False, repr=False, compare=False)
 
 
-def _below(children: Sequence[Node], where: str) -> list[bytes]:
-    for index, child in enumerate(children):
-        if not isinstance(child, Node):
-            raise QueryError(
-                f"{where}[{index}] must be a node of a query, got {type(child).__name__}; "
-                "system(), user(), seq() and the other functions of spanflow turn text and lists into nodes"
-            )
-    return [child.digest for child in children]
+def _below(children: Sequence[Any], where: str) -> list[bytes]:
+    try:
+        return [child.digest for child in children]
+    except AttributeError:
+        index, child = next((i, child) for i, child in enumerate(children) if not isinstance(child, Node))
+        raise QueryError(
+            f"{where}[{index}] must be a node of a query, got {type(child).__name__}; "
+            "system(), user(), seq() and the other functions of spanflow turn text and lists into nodes"
+        ) from None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -109,7 +118,7 @@ class Message(Node):
 
     def __post_init__(self) -> None:
         role = _utf8(self.role, "Message.role")
-        object.__setattr__(self, "digest", _digest("message", role, *_below(self.parts, "Message.parts")))
+        object.__setattr__(self, "digest", _digest("message", role, below=_below(self.parts, "Message.parts")))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -120,7 +129,7 @@ class Seq(Node):
     digest: bytes = _node_digest()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "digest", _digest("seq", *_below(self.operands, "Seq.operands")))
+        object.__setattr__(self, "digest", _digest("seq", below=_below(self.operands, "Seq.operands")))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -141,7 +150,7 @@ class Commute(Node):
 
     def __post_init__(self) -> None:
         options = f"{self.rung}|{self.anchor}|{self.associative}|{self.separator}".encode("utf-8", "surrogatepass")
-        object.__setattr__(self, "digest", _digest("commute", options, *_below(self.operands, "Commute.operands")))
+        object.__setattr__(self, "digest", _digest("commute", options, below=_below(self.operands, "Commute.operands")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,12 @@ class Sampling:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 object.__setattr__(self, name, _as_float(value))
 
+    def __repr__(self) -> str:  # part of the digest of each generate; what a dataclass makes takes three times as long
+        return (
+            f"Sampling(max_tokens={self.max_tokens!r}, temperature={self.temperature!r}, top_p={self.top_p!r}, "
+            f"stop={self.stop!r}, seed={self.seed!r}, schema={self.schema!r})"
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Generate(Node):
@@ -184,7 +199,7 @@ class Generate(Node):
 
     def __post_init__(self) -> None:
         options = repr((self.sampling, self.n, self.model, self.reduce, self.arity)).encode("utf-8", "surrogatepass")
-        object.__setattr__(self, "digest", _digest("generate", options, *_below((self.query,), "Generate.query")))
+        object.__setattr__(self, "digest", _digest("generate", options, below=_below((self.query,), "Generate.query")))
 
 
 Retriever: TypeAlias = Callable[..., Any] | Any
@@ -216,7 +231,7 @@ class Chat(Node):
 
     def __post_init__(self) -> None:
         options = repr(self.sampling).encode("utf-8", "surrogatepass")
-        object.__setattr__(self, "digest", _digest("chat", options, *_below(self.messages, "Chat.messages")))
+        object.__setattr__(self, "digest", _digest("chat", options, below=_below(self.messages, "Chat.messages")))
 
 
 #: Every kind of node, for `match` with assert_never.

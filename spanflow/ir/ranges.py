@@ -32,7 +32,7 @@ def check_text(text: object, where: str) -> None:
 
 def check_count(value: object, where: str, least: int, most: int = MAX_INT) -> None:
     """Refuse what is not a whole number in [least, most]. Raises QueryError."""
-    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+    if (type(value) is int or _is_whole(value)) and least <= value <= most:  # type: ignore[operator]
         return
     wanted = f"at least {least}" if most == MAX_INT else f"from {least} to {most}"
     raise QueryError(f"{where}: must be a whole number {wanted}, got {_shown(value)}")
@@ -68,8 +68,12 @@ def _check_stop(stop: object, where: str) -> None:
             raise QueryError(f"{where}[{index}]: an empty stop string would stop every answer at once; leave it out")
 
 
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is float or isinstance(value, float) or _is_whole(value)
 
 
 def _shown(value: Any) -> str:

@@ -30,12 +30,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def split_error(error: QueryError) -> tuple[list[int], str]:
-    """Which children lead from the root to the node that an error of `verify` names, and what it says about it."""
-    message = str(error)
+def split_path(text: str) -> tuple[list[int], str]:
+    """Which children lead from the root to the node that a text names at its beginning, and what follows that."""
     end = 1
     steps: list[int] = []
-    while found := _STEP.match(message, end):
+    while found := _STEP.match(text, end):
         steps.append(int(found[1] or 0))
         end = found.end()
-    return steps, message[end:].removeprefix(": ")
+    return steps, text[end:].removeprefix(": ")

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple, assert_never, get_args
 
 from spanflow.errors import QueryError
 from spanflow.ir.fidelity import Anchor, Rung, RungName
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Query, Retrieve, Role, Seq, Text
 from spanflow.ir.ranges import MAX_N, check_count, check_sampling, check_text
-from spanflow.ir.walk import ROOT, child_path, children
+from spanflow.ir.walk import children, holds, path_through
 
 #: What a message may not hold.
 _NOT_IN_MESSAGE: Mapping[type[Node], str] = {Message: "a message", Chat: "a chat"}
 _ASKS = (Generate, Chat)
+_TEXTS = (Text, Fragment)
+#: What will bring something to read, or is refused for itself.
+_ANSWERS = (Generate, Chat, Retrieve)
+#: Characters of a text that are looked at wherever it stands; one that is longer is looked at once.
+_MAX_AT_ONCE = 4_096
 _KINDS = get_args(Query)
 _ROLES = get_args(Role)
 _RUNGS = get_args(RungName)
@@ -29,15 +34,13 @@ class _Place(NamedTuple):
     message: Message | None = None
 
     def path(self) -> str:
-        steps: list[tuple[Node, int]] = []
+        return path_through(self._steps())
+
+    def _steps(self) -> Iterator[tuple[Node, int]]:
         place = self
         while place.parent is not None:
-            steps.append((place.parent.node, place.number))
+            yield place.parent.node, place.number
             place = place.parent
-        path = ROOT
-        for node, number in reversed(steps):
-            path = child_path(node, path, number)
-        return path
 
     def may_have_samples(self) -> bool:
         return self.parent is None or type(self.parent.node) is Commute
@@ -46,46 +49,47 @@ class _Place(NamedTuple):
 class Verified:
     """The subtrees that were found right, so that trees which share them are verified sooner."""
 
-    __slots__ = ("_has_content", "_nodes", "_seen")
+    __slots__ = ("_has_content", "_right", "_roots")
 
     def __init__(self) -> None:
-        self._nodes: list[Node] = []  # kept alive: they are known by their ids
-        self._seen: set[tuple[int, bool, bool]] = set()
-        self._has_content: dict[int, bool] = {}
+        self._roots: list[Node] = []  # kept alive: what is below them is known by its ids
+        # By place, since a node may be right in one and wrong in another: whether it is in a message, and whether it
+        # may have several samples there.
+        self._right: dict[tuple[bool, bool], set[int]] = {
+            (in_message, may_have_samples): set() for in_message in (False, True) for may_have_samples in (False, True)
+        }
+        self._has_content: dict[bytes, bool] = {}  # by digest
 
-    def is_new(self, place: _Place) -> bool:
-        """Whether a node was not yet seen in a place like this, where it would be right or wrong alike."""
-        key = (id(place.node), place.message is not None, place.may_have_samples())
-        if key in self._seen:
+    def is_new(self, root: Node) -> bool:
+        """Whether a tree is still to be looked at."""
+        right = self._right[False, True]
+        if id(root) in right:
             return False
-        self._seen.add(key)
-        self._nodes.append(place.node)
+        right.add(id(root))
+        self._roots.append(root)
         return True
 
     def open_below(self, place: _Place) -> list[_Place]:
-        """The places of those children that are still to be looked at; plain texts, most of a tree, are not."""
+        """The places of those children that are still to be looked at, each once.
+
+        Texts, fragments and messages of nothing else, most of a tree, are looked at here, and get no place.
+        """
         node = place.node
         # What a generate reads are messages of its own, wherever it stands.
         message = node if type(node) is Message else None if type(node) in _ASKS else place.message
-        in_message, may_have_samples = message is not None, type(node) is Commute
-        return [
-            _Place(child, place, i, message)
-            for i, child in enumerate(children(node))
-            if not (type(child) is Text and child.text.isascii())
-            and (id(child), in_message, may_have_samples) not in self._seen
-        ]
+        right = self._right[message is not None, type(node) is Commute]
+        below: list[_Place] = []
+        for number, child in enumerate(children(node)):
+            if id(child) in right or _is_right_leaf(child):
+                continue
+            right.add(id(child))
+            if not (type(child) is Message and message is None and _is_right_message(child)):
+                below.append(_Place(child, place, number, message))
+        return below
 
-    def note(self, place: _Place) -> None:
-        """Note whether a node brings anything to read; a generate or chat with nothing to read is refused."""
-        node = place.node
-        has_content = isinstance(node, Retrieve) or any(
-            child.text != "" if isinstance(child, Text | Fragment) else self._has_content[id(child)]
-            for child in children(node)
-        )
-        if not has_content and isinstance(node, Generate | Chat):
-            what = "generate" if isinstance(node, Generate) else "chat"
-            raise QueryError(f"{place.path()}: this {what} has nothing to read: there is no text anywhere below it")
-        self._has_content[id(node)] = has_content
+    def has_content(self, ask: Generate | Chat) -> bool:
+        """Whether there is anything to read below; mostly the first text says so."""
+        return any(holds(child, _says_something, self._has_content) for child in children(ask))
 
 
 def verify(root: Node, verified: Verified | None = None) -> None:
@@ -99,21 +103,57 @@ def verify(root: Node, verified: Verified | None = None) -> None:
     error.
     """
     known = Verified() if verified is None else verified
-    stack: list[tuple[_Place, bool]] = [(_Place(root), False)]
+    if not known.is_new(root):
+        return
+    asks: list[tuple[_Place, Generate | Chat]] = []
+    stack = [_Place(root)]
     while stack:
-        place, done = stack.pop()
-        if done:
-            known.note(place)
-            continue
-        if not known.is_new(place):
-            continue
+        place = stack.pop()
         _check_node(place)
-        if joins := known.open_below(place):
-            stack.append((place, True))
-            joins.reverse()
-            stack += [(inner, False) for inner in joins]
-        else:
-            known.note(place)
+        if isinstance(place.node, _ASKS):
+            asks.append((place, place.node))
+        stack += reversed(known.open_below(place))
+    for place, ask in reversed(asks):
+        if not known.has_content(ask):
+            what = "generate" if isinstance(ask, Generate) else "chat"
+            raise QueryError(f"{place.path()}: this {what} has nothing to read: there is no text anywhere below it")
+
+
+def _says_something(node: Node) -> bool | None:
+    """Whether a node brings anything to read; None where what is below it has to say so."""
+    if isinstance(node, _TEXTS):
+        return node.text != ""
+    return True if type(node) in _ANSWERS else None
+
+
+def _is_right_leaf(node: Node) -> bool:
+    """Whether a node is a text or a fragment in which nothing is wrong, as can be told at once."""
+    if type(node) is Text:
+        return _is_readable(node.text)
+    if type(node) is Fragment:
+        has_good_id = node.id is None or _is_readable(node.id)
+        return _is_readable(node.text) and has_good_id and isinstance(node.metadata, Mapping)
+    return False
+
+
+def _is_right_message(message: Message) -> bool:
+    """Whether nothing is wrong in a message, which holds texts and fragments alone."""
+    is_right = message.role in _ROLES and type(message.parts) is tuple
+    return is_right and all(map(_is_right_leaf, message.parts))
+
+
+def _is_readable(text: object) -> bool:
+    if type(text) is not str:
+        return False
+    if text.isascii():
+        return True
+    if len(text) > _MAX_AT_ONCE:
+        return False
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_node(place: _Place) -> None:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import assert_never
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter, is_
+from typing import Any, assert_never
 
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Query, Retrieve, Seq, Text
 
 ROOT = "$"
 
 
+def _none(node: Node) -> tuple[Node, ...]:
+    return ()
+
+
+def _query(node: Generate) -> tuple[Node, ...]:
+    return (node.query,)
+
+
+#: A table, since every walk asks this of every node, and `match` over eight classes takes three times as long.
+_CHILDREN: Mapping[type[Node], Callable[[Any], tuple[Node, ...]]] = {
+    Message: attrgetter("parts"),
+    Seq: attrgetter("operands"),
+    Commute: attrgetter("operands"),
+    Text: _none,
+    Fragment: _none,
+    Retrieve: _none,
+    Generate: _query,
+    Chat: attrgetter("messages"),
+}
+
+
 def children(node: Node) -> tuple[Node, ...]:
     """The children of a node in order; leaves have none."""
-    query: Query = node  # type: ignore[assignment]
-    match query:
-        case Message(parts=parts):
-            return parts
-        case Seq(operands=operands) | Commute(operands=operands):
-            return operands
-        case Text() | Fragment() | Retrieve():
-            return ()
-        case Generate(query=inner):
-            return (inner,)
-        case Chat(messages=messages):
-            return messages
-        case _:
-            assert_never(query)
+    return _CHILDREN[type(node)](node)
 
 
 def child_path(node: Node, path: str, index: int) -> str:
@@ -41,10 +50,18 @@ def child_path(node: Node, path: str, index: int) -> str:
             return f"{path}.operands[{index}]"
 
 
+def path_through(steps: Iterable[tuple[Node, int]]) -> str:
+    """The path of a node to which these (parent, number of the child) lead; the last step comes first."""
+    path = ROOT
+    for parent, number in reversed(list(steps)):
+        path = child_path(parent, path, number)
+    return path
+
+
 def with_children(node: Node, new: Sequence[Node]) -> Node:
     """The same node over other children; the node itself where nothing changed."""
     old = children(node)
-    if len(old) == len(new) and all(a is b for a, b in zip(old, new, strict=True)):
+    if len(old) == len(new) and all(map(is_, old, new)):
         return node
     query: Query = node  # type: ignore[assignment]
     match query:  # the constructors themselves: dataclasses.replace takes several times as long
@@ -73,6 +90,36 @@ def preorder(root: Node, path: str = ROOT) -> Iterator[tuple[str, Node]]:
         yield here, node
         below = children(node)
         stack.extend((child_path(node, here, i), below[i]) for i in range(len(below) - 1, -1, -1))
+
+
+def holds(root: Node, says: Callable[[Node], bool | None], known: dict[bytes, bool] | None = None) -> bool:
+    """Whether `says` is true of a node or of any below it: searched for in reading order, up to the first.
+
+    It says False of a node that need not be entered, and None of one in which to search on. `known` remembers what was
+    found by digest: given again, what trees share is searched once.
+    """
+    known = {} if known is None else known
+    if (said := says(root)) is not None:
+        return said
+    if root.digest in known:
+        return known[root.digest]
+    above = [(root, iter(children(root)))]
+    while above:
+        node, rest = above[-1]
+        for child in rest:
+            found = says(child)
+            if found is None:
+                found = known.get(child.digest)
+            if found is None:
+                above.append((child, iter(children(child))))
+                break
+            if found:
+                known.update((one.digest, True) for one, _ in above)
+                return True
+        else:
+            known[node.digest] = False
+            above.pop()
+    return False
 
 
 def fold(root: Node, build: Callable[[Node, list[object]], object]) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from spanflow.errors import OptimizerError, QueryError
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Seq, Text
@@ -66,6 +66,10 @@ class _Frame:
     seen: dict[bytes, int]
     below: tuple[Node, ...] | None = None
     done: list[Node] = field(default_factory=list)
+
+
+#: A node, and in the same way that of which it is a child.
+_Below: TypeAlias = "tuple[Node, _Below | None]"
 
 
 class _Run:
@@ -129,31 +133,31 @@ class _Run:
         What is below a node to which a rule applies is not looked at yet: the rule may take it along.
         """
         self.looked_at.append(root)
-        closed = self.closed
-        stack = [(root, False)]
+        closed, seen, at_hand, rules = self.closed, self.seen, self.at_hand, self.rules
+        stack: list[_Below] = [(root, None)]
         while stack:
-            node, done = stack.pop()
-            if done:
-                if any(id(child) in self.at_hand for child in children(node)):
-                    self.at_hand[id(node)] = None
-                continue
-            if id(node) in self.seen:
-                continue
-            self.seen.add(id(node))
-            try:
-                found = _first(node, self.rules)
-            except QueryError:
-                self.at_hand[id(node)] = None  # its frame says where it is
-                continue
-            if found is not None:
-                self.at_hand[id(node)] = found
-            elif entered := [
-                (child, False)
-                for child in children(node)
-                if (kind := type(child)) not in closed or (kind is Message and _generates(child))
-            ]:
-                stack.append((node, True))
-                stack += entered
+            here = stack.pop()
+            node = here[0]
+            if id(node) not in seen:
+                seen.add(id(node))
+                try:
+                    found = _first(node, rules)
+                except QueryError:
+                    at_hand[id(node)] = None  # its frame says where it is
+                else:
+                    if found is not None:
+                        at_hand[id(node)] = found
+                    else:
+                        stack += [
+                            (child, here)
+                            for child in children(node)
+                            if (kind := type(child)) not in closed or (kind is Message and _generates(child))
+                        ]
+            if id(node) in at_hand:  # so what is above is entered, too
+                above = here[1]
+                while above is not None and id(above[0]) not in at_hand:
+                    at_hand[id(above[0])] = None
+                    above = above[1]
 
     def settle(self, frame: _Frame, table: Mapping[type[Node], RuleSet]) -> None:
         """Apply rules to the node itself, until none does."""
@@ -238,13 +242,13 @@ def _generates(message: Node) -> bool:
     """Whether something is generated inside a message."""
     stack = [message]
     while stack:
-        parts = children(stack.pop())
-        kinds = set(map(type, parts))  # most parts are leaves, and there may be many
-        if kinds <= _LEAVES:
-            continue
-        if kinds & _ASKS:
-            return True
-        stack += [part for part in parts if type(part) in _JOINS]
+        for part in children(stack.pop()):
+            if (kind := type(part)) in _LEAVES:
+                continue
+            if kind in _ASKS:
+                return True
+            if kind in _JOINS:
+                stack.append(part)
     return False
 
 
@@ -261,7 +265,7 @@ def _num_nodes(root: Node) -> int:
         below = children(stack.pop())
         num_nodes += len(below)
         for child in below:
-            if child.digest not in seen:
+            if type(child) not in _LEAVES and child.digest not in seen:
                 seen.add(child.digest)
                 stack.append(child)
     return num_nodes

@@ -14,11 +14,11 @@ from typing import NamedTuple, Protocol
 
 from spanflow.errors import OptimizerError
 from spanflow.ir.fidelity import EXACT, Rung
-from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Node, Retrieve, Text
-from spanflow.ir.walk import children, with_children
+from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Text
+from spanflow.ir.walk import children, holds, with_children
 from spanflow.optimizer.trace import Place, Step
 
-_LEAVES = (Text, Fragment, Retrieve)
+_LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
 
 
 class OrderHint(Protocol):
@@ -32,12 +32,14 @@ class OrderHint(Protocol):
         """
 
 
-def canonical_order(operands: Sequence[Node]) -> list[int]:
+def canonical_order(operands: Sequence[Node], generated: dict[bytes, bool] | None = None) -> list[int]:
     """The indices of operands in an order that depends on nothing but the operands themselves.
 
-    Those in which something is generated come last: no two runs share what follows them.
+    Those in which something is generated come last: no two runs share what follows them. `generated` remembers in
+    which that is, for further calls.
     """
-    keys = [(_is_generated(operand), operand.digest) for operand in operands]
+    known = {} if generated is None else generated
+    keys = [(holds(operand, _is_generated, known), operand.digest) for operand in operands]
     return sorted(range(len(operands)), key=keys.__getitem__)
 
 
@@ -56,7 +58,7 @@ class RecentOrders:
         """See `OrderHint.order`; remembers the answer."""
         places: dict[bytes, list[int]] = {}
         for index in range(len(operands) - 1, -1, -1):
-            if not _is_generated(operands[index]):
+            if not holds(operands[index], _is_generated):
                 places.setdefault(operands[index].digest, []).append(index)
         best: tuple[bytes, ...] = ()
         for known_head, digests in reversed(self._recent):
@@ -87,29 +89,29 @@ def order_exact(
     if not _may_have_exact(root, rung):
         return root, ()
     steps: list[Step] = []
+    generated: dict[bytes, bool] = {}
     results: list[Node] = []
     stack = [_Visit(root, Place(), _Above())]
     while stack:
-        node, place, above, done = stack.pop()
-        below = children(node)
-        if not done:
-            stack.append(_Visit(node, place, above, True))
-            inner = above.below(node, rung)
-            stack += [
-                _Visit(below[i], Place(place, node, i), inner[isinstance(below[i], Commute)])
-                for i in range(len(below) - 1, -1, -1)
-            ]
+        visit = stack.pop()
+        node, place, above, opened = visit
+        if opened is None:
+            inner = visit.below(rung)
+            stack.append(visit._replace(opened=[each.place.number for each in inner]))
+            stack += reversed(inner)
             continue
-        first = len(results) - len(below)
-        new = with_children(node, results[first:])
+        below = list(children(node))
+        for number in reversed(opened):
+            below[number] = results.pop()
+        new = with_children(node, below)
         if isinstance(new, Commute) and above.is_exact(new, rung) and len(new.operands) > 1:
-            ordered = _ordered(new, place, hint)
+            ordered = _ordered(new, place, hint, generated)
             if ordered.digest != new.digest:
                 steps.append(Step(name, "order", place, new.digest, ordered.digest))
                 if listener is not None:
                     listener(steps[-1])
                 new = ordered
-        results[first:] = [new]
+        results.append(new)
     return results[0], tuple(steps)
 
 
@@ -138,14 +140,25 @@ class _Above(NamedTuple):
 
 
 class _Visit(NamedTuple):
+    """A node on the way to its ordered form; `opened` are the numbers of the children that are visited before it."""
+
     node: Node
     place: Place
     above: _Above
-    done: bool = False
+    opened: list[int] | None = None
+
+    def below(self, rung: Rung | None) -> list[_Visit]:
+        """The children that may be or hold commutes; texts and messages of nothing else, most of a tree, do not."""
+        others, commutes = self.above.below(self.node, rung)
+        return [
+            _Visit(child, Place(self.place, self.node, number), commutes if type(child) is Commute else others)
+            for number, child in enumerate(children(self.node))
+            if not (type(child) in _LEAVES or (type(child) is Message and _LEAVES.issuperset(map(type, child.parts))))
+        ]
 
 
-def _ordered(commute: Commute, place: Place, hint: OrderHint | None) -> Node:
-    operands = [commute.operands[index] for index in canonical_order(commute.operands)]
+def _ordered(commute: Commute, place: Place, hint: OrderHint | None, generated: dict[bytes, bool]) -> Node:
+    operands = [commute.operands[index] for index in canonical_order(commute.operands, generated)]
     if hint is not None:
         order = list(hint.order(operands, _head(place)))
         if sorted(order) != list(range(len(operands))):
@@ -181,15 +194,10 @@ def _usable(digests: Sequence[bytes], places: dict[bytes, list[int]]) -> tuple[b
     return tuple(digests)
 
 
-def _is_generated(root: Node) -> bool:
-    stack = [root]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, Generate | Chat):
-            return True
-        if not isinstance(node, _LEAVES):
-            stack += children(node)
-    return False
+def _is_generated(node: Node) -> bool | None:
+    if isinstance(node, Generate | Chat):
+        return True
+    return False if type(node) in _LEAVES else None
 
 
 def _may_have_exact(root: Node, rung: Rung | None) -> bool:
@@ -199,6 +207,5 @@ def _may_have_exact(root: Node, rung: Rung | None) -> bool:
         node = stack.pop()
         if isinstance(node, Commute) and (node.rung or rung) == EXACT:
             return True
-        if not isinstance(node, _LEAVES):
-            stack += children(node)
+        stack += [child for child in children(node) if type(child) not in _LEAVES]
     return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
-from spanflow.ir.walk import ROOT, child_path
+from spanflow.ir.walk import path_through
 
 #: What a pass has to say about the tree that came out of it, line by line, under the session's rung where it is known.
 Survey = Callable[[Node, Rung | None], Iterable[str]]
@@ -23,15 +23,13 @@ class Place(NamedTuple):
 
     def path(self) -> str:
         """The path from the root, as in `$.query.operands[2]`."""
-        steps: list[tuple[Node, int]] = []
+        return path_through(self._steps())
+
+    def _steps(self) -> Iterator[tuple[Node, int]]:
         place: Place | None = self
         while place is not None and place.parent is not None:
-            steps.append((place.parent, place.number))
+            yield place.parent, place.number
             place = place.above
-        path = ROOT
-        for parent, number in reversed(steps):
-            path = child_path(parent, path, number)
-        return path
 
 
 class Step(NamedTuple):

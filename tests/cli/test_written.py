@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 from spanflow import commute, from_text, generate, retrieve, seq, system, to_json_text, to_spnl, to_text, user
 from spanflow.cli.app import app
+from spanflow.optimizer.lint import CHECKS
 
 QUERY = generate(seq(system("Be brief."), user(commute("one text", "another text"), "Which?")), max_tokens=9)
 TIDY = to_text(QUERY) + "\n"
@@ -181,7 +182,8 @@ def test_explanations_have_stages_and_shapes(script: Script, monkeypatch: pytest
         ["lint", "-", "--max-model-len", "0"],
         ["fmt"],
         ["fmt", "missing.span"],
-        ["lint", "."],
+        ["lint", "no_such_folder"],
+        ["explain", "."],
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
@@ -209,6 +211,46 @@ def test_fmt_checks_without_writing(tmp_path: Path) -> None:
     assert invoke("fmt", write(tmp_path / "tidy.span", TIDY), "--check").exit_code == 0
 
 
+def test_fmt_shows_what_would_change(tmp_path: Path) -> None:
+    file = write(tmp_path / "untidy.span", UNTIDY)
+    done = invoke("fmt", file, "--diff")
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"--- {file}\n+++ {file}\n@@ -1,")
+    assert {"-  (✶ ; in order", "+  (seq ; in order"} < set(done.stdout.splitlines())
+    assert file.read_text() == UNTIDY
+    done = invoke("fmt", "-", "--diff", said='(user "x")')
+    assert done.stdout.endswith('-(user "x")\n\\ No newline at end of file\n+(user "x")\n')
+    assert invoke("fmt", write(tmp_path / "tidy.span", TIDY), "--diff").output == "1 file formatted already\n"
+
+
+def test_a_directory_stands_for_the_files_of_the_text_form_below_it(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    files = [write(tmp_path / "a.span", UNTIDY), write(tmp_path / "below" / "b.span", NUMBERED)]
+    write(tmp_path / "not.json", "{}")
+    done = invoke("lint", tmp_path)
+    assert (done.exit_code, done.stderr) == (1, "2 findings in 2 files\n")
+    assert done.stdout.startswith(f"{files[1]}:1:31: ")
+    assert invoke("fmt", tmp_path).stderr.endswith("\n2 files reformatted\n")
+    (tmp_path / "empty").mkdir()
+    done = invoke("fmt", tmp_path / "empty")
+    assert done.exit_code == 2
+    assert "there is no .span file below" in done.stderr
+
+
+def test_lint_shows_what_it_checks() -> None:
+    done = invoke("lint", "--checks")
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [f"{check.code}  {check.what}" for check in CHECKS]
+
+
+def test_codes_to_ignore_may_stand_in_a_list() -> None:
+    found = [
+        invoke("lint", "-", *ignored, said='(G (x (S "Today is 2025-05-03.") (+ (U "{answer}") (U "See above."))))')
+        for ignored in ([], ["--ignore", "sf001, SF005"], ["--ignore", "SF001,SF005", "--ignore", "SF007"])
+    ]
+    assert [done.stdout.count("SF0") for done in found] == [3, 1, 0]
+
+
 def test_fmt_of_stdin_goes_to_stdout() -> None:
     done = invoke("fmt", "-", said="(U  'hello')")
     assert done.exit_code == 3
@@ -231,15 +273,17 @@ def test_fmt_leaves_what_is_no_query_and_formats_the_others(tmp_path: Path) -> N
 NUMBERED = '(generate (seq (commute (user "Document 1: sky.") (user "Document 2: sea.")) (user "Blue?")))'
 
 
-def test_lint_ends_with_3_where_it_finds_something(tmp_path: Path) -> None:
+def test_lint_ends_with_1_where_it_finds_something(tmp_path: Path) -> None:
     file = write(tmp_path / "q.span", NUMBERED)
     done = invoke("lint", file)
-    assert done.exit_code == 3
-    assert done.stdout.startswith(f"{file}: $.query.operands[0].operands[0].parts[0]: SF001 ")
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"{file}:1:31: SF001 'Document 1:' speaks of an order")
+    assert done.stderr == "2 findings in 1 file\n"
     document = json.loads(invoke("lint", file, "--json").stdout)
     assert document["errors"] == []
     assert {(finding["file"], finding["code"]) for finding in document["findings"]} == {(str(file), "SF001")}
-    assert {"path", "reason", "fix"} < document["findings"][0].keys()
+    assert document["findings"][0].keys() == {"file", "code", "path", "reason", "fix", "line", "column"}
+    assert [(finding["line"], finding["column"]) for finding in document["findings"]] == [(1, 31), (1, 57)]
     assert (invoke("lint", file, "--ignore", "SF001").stdout, invoke("lint", file, "--ignore", "SF001").exit_code) == (
         "",
         0,
@@ -264,8 +308,23 @@ def test_lint_knows_the_window() -> None:
     )
     assert invoke("lint", "-", said=long).exit_code == 0
     done = invoke("lint", "-", "--max-model-len", "100", said=long)
-    assert done.exit_code == 3
-    assert "SF004" in done.stdout
+    assert done.exit_code == 1
+    assert done.stdout.startswith("<stdin>:1:16: SF004 ")
+
+
+def test_lint_knows_paths_where_there_are_no_lines(tmp_path: Path) -> None:
+    file = write(tmp_path / "q.json", to_json_text(from_text(NUMBERED)))
+    done = invoke("lint", file)
+    assert done.exit_code == 1
+    assert done.stdout.startswith(f"{file}: $.query.operands[0].operands[0].parts[0]: SF001 ")
+    (first, _) = json.loads(invoke("lint", file, "--json").stdout)["findings"]
+    assert (first["line"], first["column"]) == (None, None)
+
+
+def test_lint_is_silenced_by_comments() -> None:
+    silenced = NUMBERED.replace("(commute", "; noqa: SF001\n(commute")
+    done = invoke("lint", "-", said=silenced)
+    assert (done.exit_code, done.output) == (0, "nothing found in 1 file\n")
 
 
 def test_lint_goes_on_behind_a_file_that_is_no_query(tmp_path: Path) -> None:

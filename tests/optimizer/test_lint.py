@@ -313,9 +313,8 @@ def test_sf010_a_judge_that_cannot_be_a_tree() -> None:
 def test_a_finding_in_words() -> None:
     (finding,) = lint(ask(user("Document 3: the sky."), SEA))
     assert str(finding) == (
-        "$.query.operands[1].operands[0].parts[0]: SF001 'Document 3:' speaks of an order, and the operands of the "
-        "commute $.query.operands[1] may stand in any; leave it out, name operands by what they are (a title, an id), "
-        "or join them with seq"
+        "$.query.operands[1].operands[0].parts[0]: SF001 'Document 3:' speaks of an order, and the operands of its "
+        "commute may stand in any; leave it out, name operands by what they are (a title, an id), or join them with seq"
     )
 
 

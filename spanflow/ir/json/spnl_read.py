@@ -37,7 +37,7 @@ from spanflow.ir.json.spnl_parts import (
 )
 from spanflow.ir.limits import MAX_DEPTH, MAX_NODES
 from spanflow.ir.nodes import Commute, Generate, Message, Node, Retrieve, Sampling, Seq, Text
-from spanflow.ir.reading import find_retriever, split_error
+from spanflow.ir.reading import find_retriever, split_path
 from spanflow.ir.verify import verify
 from spanflow.ir.walk import children
 
@@ -54,7 +54,7 @@ def from_spnl(data: Mapping[str, Any] | str | bytes, *, retrievers: DocumentRetr
     try:
         verify(root)
     except QueryError as error:
-        steps, problem = split_error(error)
+        steps, problem = split_path(str(error))
         node, (_, place) = root, reader.places[id(root)]
         for step in steps:
             node = children(node)[step]

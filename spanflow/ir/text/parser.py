@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from spanflow.errors import QueryError
 from spanflow.ir.limits import MAX_NODES
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Role, Sampling, Seq, Text
-from spanflow.ir.reading import did_you_mean, find_retriever, split_error
+from spanflow.ir.reading import did_you_mean, find_retriever, split_path
 from spanflow.ir.text.forms import AnyForm, Document, Form, Group, Option, String, Word
 from spanflow.ir.text.grammar import SAMPLING, WRITTEN, Operator
 from spanflow.ir.text.options import described, read_name, read_option
@@ -41,7 +41,7 @@ def build(document: Document, source: Source, lookup: Callable[[str], Any]) -> N
     try:
         verify(node)
     except QueryError as error:
-        steps, problem = split_error(error)
+        steps, problem = split_path(str(error))
         form: AnyForm = document.form
         for step in steps:
             assert isinstance(form, Group)

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterator
 
 from spanflow.ir.nodes import Generate
-from spanflow.ir.walk import ROOT
-from spanflow.optimizer.lint.finding import Limits
+from spanflow.optimizer.lint.finding import Found, Limits
 from spanflow.optimizer.lint.reading import Answer, Reading
 from spanflow.optimizer.rules.judge_tree import why_no_tree
 
@@ -19,42 +18,42 @@ _PLACEHOLDER = re.compile(
 )
 
 
-def holds_node(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def holds_node(reading: Reading, limits: Limits) -> Iterator[Found]:
     """A node of a query that was formatted into text."""
     for said in reading.texts:
         if found := _NODE.search(said.text):
             yield (
-                said.path,
+                said.place,
                 f"{found[0]!r} is how a node prints itself: it was formatted into the text, where it means nothing",
                 "put the node itself beside the text, as in seq(user('...'), node)",
             )
 
 
-def holds_placeholder(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def holds_placeholder(reading: Reading, limits: Limits) -> Iterator[Found]:
     """A placeholder of a template that nothing was put into."""
     for said in reading.texts:
         if not said.is_fragment and (found := _PLACEHOLDER.search(said.text)):
             yield (
-                said.path,
+                said.place,
                 f"{found[0]!r} looks like a placeholder that nothing was put into; is the f before the string missing?",
                 "fill it in; put an answer in as a node, so that it is taken over as it was sampled",
             )
 
 
-def retypes_answer(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def retypes_answer(reading: Reading, limits: Limits) -> Iterator[Found]:
     """An answer that is given as text among answers that are generated."""
     generated = {answer.group for answer in reading.answers if answer.group is not None}
     for said in reading.texts:
         if said.role == "assistant" and said.group in generated and said.text.strip():
             yield (
-                said.path,
-                f"an answer is written out among the generated ones of the commute {said.group}: if a model gave it, "
-                "its text is tokenised and computed again, and may not be what was sampled",
+                said.place,
+                "an answer is written out among the generated ones of its commute: if a model gave it, its text is "
+                "tokenised and computed again, and may not be what was sampled",
                 "put the generate that gave it in its place",
             )
 
 
-def orders_candidates(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def orders_candidates(reading: Reading, limits: Limits) -> Iterator[Found]:
     """Answers one after the other in an ordered join."""
     row: list[Answer] = []
     for part in [*reading.parts, None]:
@@ -63,7 +62,7 @@ def orders_candidates(reading: Reading, limits: Limits) -> Iterator[tuple[str, s
             continue
         if len(row) > 1:
             yield (
-                row[0].path,
+                row[0].place,
                 f"{len(row)} answers follow each other in an ordered join, so each has to be computed again behind "
                 "those before it",
                 "if their order does not matter, join them with commute(...), which takes them over as spans",
@@ -71,9 +70,9 @@ def orders_candidates(reading: Reading, limits: Limits) -> Iterator[tuple[str, s
         row = []
 
 
-def cannot_be_tree(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def cannot_be_tree(reading: Reading, limits: Limits) -> Iterator[Found]:
     """A judge that is to be a tree, and cannot be one."""
     node = reading.node
     if isinstance(node, Generate) and node.reduce is not None and (reason := why_no_tree(node)):
         what, _, fix = reason.partition("; ")
-        yield reading.path or ROOT, f"reduce='tree': {what}", fix
+        yield reading.place, f"reduce='tree': {what}", fix

@@ -65,9 +65,9 @@ def lint(
     verify(root)
     limits = Limits(max_model_len, max_tokens)
     return tuple(
-        Finding(check.code, *found)
+        Finding(check.code, place.path(), reason, fix)
         for reading in readings(root)
         for check in CHECKS
         if check.code not in ignored
-        for found in check.find(reading, limits)
+        for place, reason, fix in check.find(reading, limits)
     )

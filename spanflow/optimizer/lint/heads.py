@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from spanflow.optimizer.lint.finding import Limits
+from spanflow.optimizer.lint.finding import Found, Limits
 from spanflow.optimizer.lint.reading import Reading
 
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
@@ -29,7 +29,7 @@ _CHANGING = {
 }
 
 
-def changes_head(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def changes_head(reading: Reading, limits: Limits) -> Iterator[Found]:
     """A system message with something in it that changes from request to request."""
     for said in reading.texts:
         if said.role != "system" or said.is_fragment:
@@ -37,7 +37,7 @@ def changes_head(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, s
         for what, pattern in _CHANGING.items():
             if found := pattern.search(said.text):
                 yield (
-                    said.path,
+                    said.place,
                     f"{found[0]!r} looks like {what}, and with it all that follows the system message is new in each "
                     "request",
                     "say it in the last message, behind what stays the same",

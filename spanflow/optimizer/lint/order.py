@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from spanflow.optimizer.lint.finding import Limits
-from spanflow.optimizer.lint.reading import Group, Reading, Said
+from spanflow.optimizer.lint.finding import Found, Limits
+from spanflow.optimizer.lint.reading import Group, Operand, Reading, Said
 
 #: A longer text may well speak of a place in itself.
 _MAX_SHORT = 400
@@ -49,21 +49,21 @@ _ASKS_NUMBER = re.compile(
 _ASKING = re.compile(r"\s*(?:question|q|query|task|instructions?)\s*[:.]\s", re.I)
 
 
-def refers_to_order(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def refers_to_order(reading: Reading, limits: Limits) -> Iterator[Found]:
     """An operand of a commute that says its place, or points at another operand."""
-    for group, texts in _groups(reading):
+    for _, texts in _groups(reading):
         labels = {said.operand: found for said in texts if (found := _index_of(said))}
         # One text that begins with a number may be a chapter; two with different numbers are ranks.
         are_ranks = len(set(labels.values())) > 1
-        first_of: dict[str | None, Said] = {}
+        first_of: dict[Operand | None, Said] = {}
         for said in texts:
             is_first = first_of.setdefault(said.operand, said) is said
             found = _said_place(said, is_first, are_ranks)
             if found is None:
                 continue
             yield (
-                said.path,
-                f"{found!r} speaks of an order, and the operands of the commute {group.path} may stand in any",
+                said.place,
+                f"{found!r} speaks of an order, and the operands of its commute may stand in any",
                 "leave it out, name operands by what they are (a title, an id), or join them with seq",
             )
 
@@ -90,7 +90,7 @@ def _index_of(said: Said) -> str | None:
     return next(filter(None, found.groups()), None) if found else None
 
 
-def asks_for_rank(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def asks_for_rank(reading: Reading, limits: Limits) -> Iterator[Found]:
     """Words beside a commute that name one of its operands by its place, or ask for its number."""
     for group, texts in _groups(reading):
         labelled = {said.operand for said in texts if _index_of(said)}
@@ -101,15 +101,15 @@ def asks_for_rank(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, 
                 continue
             if found := _RANK.search(said.text) or _ASKS_NUMBER.search(said.text):
                 yield (
-                    said.path,
-                    f"{found[0]!r} counts operands of the commute {group.path}, which may stand in any order",
+                    said.place,
+                    f"{found[0]!r} counts the operands of a commute, which may stand in any order",
                     "ask for the operand itself, or for something that is said in it (a title, an id), or join them "
                     "with seq",
                 )
         return  # once for all commutes of this prompt
 
 
-def holds_question(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def holds_question(reading: Reading, limits: Limits) -> Iterator[Found]:
     """The question as an operand of the commute that it asks about."""
     for group, texts in _groups(reading):
         if len(group.operands) < 2:
@@ -121,14 +121,13 @@ def holds_question(reading: Reading, limits: Limits) -> Iterator[tuple[str, str,
         question = questions[0]
         if len([said for said in own if said.operand == question.operand]) > 1:
             continue
-        last = max(i for i, part in enumerate(reading.parts) if part.group == group.path)
+        last = max(i for i, part in enumerate(reading.parts) if part.group is group)
         is_asked_behind = any(isinstance(part, Said) and part.role == "user" for part in reading.parts[last + 1 :])
         if is_asked_behind and not _ASKING.match(question.text):
             continue
         yield (
-            question.operand or question.path,
-            f"it reads like a question about the other operands of the commute {group.path}, which need not see it, "
-            "nor be seen by it",
+            question.place if question.operand is None else question.operand.place,
+            "it reads like a question about the other operands of its commute, and operands do not see each other",
             "put it behind the commute, as in seq(commute(*documents), user(question))",
         )
 
@@ -142,9 +141,8 @@ def _is_question(said: Said) -> bool:
 
 def _groups(reading: Reading) -> Iterator[tuple[Group, list[Said]]]:
     """Each commute with its texts."""
-    texts: dict[str, list[Said]] = {}
+    texts: dict[Group, list[Said]] = {group: [] for group in reading.groups}
     for said in reading.texts:
         if said.group is not None:
-            texts.setdefault(said.group, []).append(said)
-    for group in reading.groups:
-        yield group, texts.get(group.path, [])
+            texts[said.group].append(said)
+    yield from texts.items()

@@ -7,56 +7,77 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Role, Text
-from spanflow.ir.walk import ROOT, child_path, children
+from spanflow.ir.walk import children
+from spanflow.optimizer.trace import Place
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
+class Group:
+    """A commute, together with those that are directly operands of it; `operands` are what commutes there."""
+
+    place: Place
+    operands: list[Operand] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Operand:
+    """What commutes in a group, and where it stands."""
+
+    place: Place
+    group: Group
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Said:
-    """A text of a prompt. `operand` is the path of the operand that it is part of, `group` that of its commute."""
+    """A text of a prompt. `operand` is the innermost that it is part of, if it stands in a commute."""
 
-    path: str
+    place: Place
     text: str
     role: Role
     is_fragment: bool
-    operand: str | None
-    group: str | None
+    operand: Operand | None
+
+    @property
+    def group(self) -> Group | None:
+        """The commute that it stands in."""
+        return None if self.operand is None else self.operand.group
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Answer:
-    """An inner generation of a prompt; `group` and `operand` as in `Said`."""
+    """An inner generation of a prompt; `operand` as in `Said`."""
 
-    path: str
+    place: Place
     node: Generate | Chat
-    operand: str | None
-    group: str | None
+    operand: Operand | None
+
+    @property
+    def group(self) -> Group | None:
+        """The commute that it stands in."""
+        return None if self.operand is None else self.operand.group
 
     @property
     def num_samples(self) -> int:
         """How many answers stand in its place."""
         return self.node.n if isinstance(self.node, Generate) else 1
 
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """A commute, with those that are directly operands of it; `operands` are the paths of what commutes."""
-
-    path: str
-    operands: tuple[str, ...]
+    @property
+    def is_operand(self) -> bool:
+        """Whether it is an operand itself, and not a part of one."""
+        return self.operand is not None and self.operand.place is self.place
 
 
 @dataclass(slots=True)
 class Reading:
     """One prompt. `node` is the generate that reads it, or None for what stands outside of all generates.
 
-    `parts` are its texts and answers in reading order, `num_messages` how many messages they make.
+    `parts` are its texts and answers in reading order.
     """
 
-    path: str
+    place: Place
     node: Generate | Chat | None
     parts: list[Said | Answer] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
-    num_messages: int = 0
 
     @property
     def texts(self) -> list[Said]:
@@ -70,65 +91,61 @@ class Reading:
 
     def num_operands(self, group: Group) -> int:
         """How many operands commute there, samples counted."""
-        samples = {part.operand: part.num_samples for part in self.answers if part.path == part.operand}
+        samples = {answer.operand: answer.num_samples for answer in self.answers if answer.is_operand}
         return sum(samples.get(operand, 1) for operand in group.operands)
 
 
 def readings(root: Node) -> Iterator[Reading]:
     """The prompts of all generates of a tree, outer ones first; and what stands outside of all of them."""
-    todo = [_read(root if isinstance(root, Generate | Chat) else None, root, ROOT)]
+    todo = [_read(root if isinstance(root, Generate | Chat) else None, root, Place())]
     while todo:
         reading = todo.pop()
         yield reading
-        todo += [_read(answer.node, answer.node, answer.path) for answer in reversed(reading.answers)]
+        todo += [_read(answer.node, answer.node, answer.place) for answer in reversed(reading.answers)]
 
 
 class _Visit(NamedTuple):
+    """A node and where it stands; `commute` is that of which it is directly an operand."""
+
     node: Node
-    path: str
+    place: Place
     role: Role | None = None
-    operand: str | None = None
-    group: str | None = None
-    is_operand: bool = False
+    operand: Operand | None = None
+    commute: Group | None = None
+
+    def below(self, role: Role | None, operand: Operand | None, commute: Group | None = None) -> list[_Visit]:
+        """The children, the last one first."""
+        below = children(self.node)
+        return [
+            _Visit(below[i], Place(self.place, self.node, i), role, operand, commute)
+            for i in range(len(below) - 1, -1, -1)
+        ]
 
 
-def _read(reader: Generate | Chat | None, top: Node, path: str) -> Reading:
-    reading = Reading(path, reader)
-    stack = [_Visit(top, path)]
-    if reader is not None:
-        stack = [_Visit(child, child_path(top, path, i)) for i, child in enumerate(children(top))][::-1]
-    members: dict[str, list[str]] = {}
+def _read(reader: Generate | Chat | None, top: Node, place: Place) -> Reading:
+    reading = Reading(place, reader)
+    start = _Visit(top, place)
+    stack = [start] if reader is None else start.below(None, None)
     while stack:
         visit = stack.pop()
-        node = visit.node
-        below = [child_path(node, visit.path, i) for i in range(len(children(node)))]
+        node, operand = visit.node, visit.operand
+        if visit.commute is not None and not isinstance(node, Commute):
+            operand = Operand(visit.place, visit.commute)
+            visit.commute.operands.append(operand)
         match node:
             case Text(text=text) | Fragment(text=text):
-                reading.num_messages += visit.role is None
                 is_fragment = isinstance(node, Fragment)
-                reading.parts.append(
-                    Said(visit.path, text, visit.role or "user", is_fragment, visit.operand, visit.group)
-                )
+                reading.parts.append(Said(visit.place, text, visit.role or "user", is_fragment, operand))
             case Generate() | Chat():
-                if visit.role is None:  # inside a message it is a part of that
-                    reading.num_messages += node.n if isinstance(node, Generate) else 1
-                reading.parts.append(Answer(visit.path, node, visit.operand, visit.group))
+                reading.parts.append(Answer(visit.place, node, operand))
             case Commute():
-                group = visit.group if visit.is_operand and visit.group is not None else visit.path
-                inner = members.setdefault(group, [])
-                inner += [
-                    name for name, child in zip(below, node.operands, strict=True) if not isinstance(child, Commute)
-                ]
-                stack += [
-                    _Visit(child, name, visit.role, name, group, True)
-                    for name, child in zip(below, node.operands, strict=True)
-                ][::-1]
+                group = visit.commute
+                if group is None:
+                    group = Group(visit.place)
+                    reading.groups.append(group)
+                stack += visit.below(visit.role, operand, group)
+            case Message(role=role):
+                stack += visit.below(role, operand)
             case _:
-                role = node.role if isinstance(node, Message) else visit.role
-                reading.num_messages += isinstance(node, Message)
-                stack += [
-                    _Visit(child, name, role, visit.operand, visit.group)
-                    for name, child in zip(below, children(node), strict=True)
-                ][::-1]
-    reading.groups = [Group(name, tuple(operands)) for name, operands in members.items()]
+                stack += visit.below(visit.role, operand)
     return reading

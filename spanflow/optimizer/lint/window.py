@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spanflow.ir.nodes import Chat, Generate
-from spanflow.optimizer.lint.finding import Limits
-from spanflow.optimizer.lint.reading import Answer, Reading, Said
+from spanflow.optimizer.lint.finding import Found, Limits
+from spanflow.optimizer.lint.reading import Answer, Group, Operand, Reading, Said
 
 #: Tokens of a chat template around each message, about.
 _TOKENS_PER_MESSAGE = 8
@@ -18,36 +18,35 @@ def num_tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN)
 
 
-def overflows(reading: Reading, limits: Limits) -> Iterator[tuple[str, str, str]]:
+def overflows(reading: Reading, limits: Limits) -> Iterator[Found]:
     """A prompt with a commute whose operands, taken together, do not fit the model's window."""
     window = limits.max_model_len
     if window is None or reading.node is None or not reading.groups:
         return
-    sizes: dict[str, list[int]] = {group.path: [] for group in reading.groups}
-    operands: dict[str, tuple[str, int]] = {}
+    sizes: dict[Group, list[int]] = {group: [] for group in reading.groups}
+    operands: dict[Operand, int] = {}
     rest = _TOKENS_PER_MESSAGE + _answer(reading.node, limits)
     for part in reading.parts:
         size = _size(part, limits)
-        if part.group is None or part.operand is None:
+        if part.operand is None:
             rest += size
-        elif isinstance(part, Answer) and part.path == part.operand:
-            sizes[part.group] += [size // part.num_samples] * part.num_samples
+        elif isinstance(part, Answer) and part.is_operand:
+            sizes[part.operand.group] += [size // part.num_samples] * part.num_samples
         else:
-            group, before = operands.get(part.operand, (part.group, 0))
-            operands[part.operand] = (group, before + size)
-    for group, size in operands.values():
-        sizes[group].append(size)
-    judged = max(sizes, key=lambda path: sum(sizes[path]))
-    rest += sum(sum(others) for path, others in sizes.items() if path != judged)
+            operands[part.operand] = operands.get(part.operand, 0) + size
+    for operand, size in operands.items():
+        sizes[operand.group].append(size)
+    judged = max(sizes, key=lambda group: sum(sizes[group]))
+    rest += sum(sum(others) for group, others in sizes.items() if group is not judged)
     arity = reading.node.arity if isinstance(reading.node, Generate) and reading.node.reduce else len(sizes[judged])
     widest = sorted(sizes[judged], reverse=True)[:arity]
     total = rest + sum(widest)
     if total <= window or len(widest) < 2:
         return
     fitting = (window - rest) // max(widest)
-    are_generated = any(answer.group == judged for answer in reading.answers)
+    are_generated = any(answer.group is judged for answer in reading.answers)
     yield (
-        judged,
+        judged.place,
         f"its {len(widest)} operands have about {sum(widest):,} tokens, with the rest of the prompt and its answer "
         f"{total:,}, and the model's window is {window:,}",
         _fix(fitting, are_generated),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spanflow.ir.nodes import Commute, Fragment, Generate, Message, Node, Retrieve, Seq, Text
 from spanflow.ir.walk import with_children
 from spanflow.optimizer.rule import RuleSet
@@ -17,7 +15,7 @@ def bare_text(node: Generate) -> Node | None:
     are operands of that one. A commute in which an unanswered retrieve stands among text waits for the answer.
     """
     query = _said(node.query)
-    return None if query is node.query else replace(node, query=query)
+    return None if query is node.query else with_children(node, (query,))
 
 
 BARE_TEXT: RuleSet = (bare_text,)

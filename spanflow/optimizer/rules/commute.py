@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from spanflow.ir.nodes import DEFAULT_SEPARATOR, Chat, Commute, Generate, Message, Node, Seq
 from spanflow.ir.walk import with_children
 from spanflow.optimizer.rule import RuleSet
-from spanflow.optimizer.rules.level import check_width, holds_messages
+from spanflow.optimizer.rules.level import check_width, holds_messages, may_leave_seq, sole_operand
 
 
 def flatten_commute(node: Commute) -> Node | None:
     """`+[a, +[b, c]] = +[a, b, c]`
 
     Where the inner one asks for nothing that the outer one does not: its rung and its anchor are the same or unset,
-    its separator is the same, and it is not associative where the outer one is not.
+    its separator is the same or follows nothing, and it is not associative where the outer one is not. The inner one
+    may stand in ordered joins that come to nothing but it.
     """
-    if not any(isinstance(operand, Commute) and joins(operand, node) for operand in node.operands):
+    if _inner(node.operands, node) is None:
         return None
     flat: list[Node] = []
     stack = list(reversed(node.operands))
     while stack:
         operand = stack.pop()
-        if isinstance(operand, Commute) and joins(operand, node):
-            stack += reversed(operand.operands)
+        if (inner := _inner((operand,), node)) is not None:
+            stack += reversed(inner.operands)
         else:
             flat.append(operand)
             check_width(flat)
     return with_children(node, flat)
 
 
-def only_commute(node: Commute) -> Node | None:
+def only_commute(node: Commute) -> Commute | None:
     """`+[+[a, b]] = +[a, b]`
 
     The options that are set hold, those of the inner one first; the separator is the inner one's, since the outer
     one would follow text alone.
     """
-    if not (len(node.operands) == 1 and isinstance(node.operands[0], Commute)):
+    inner = sole_operand(node)
+    if not isinstance(inner, Commute):
         return None
     rung, anchor, associative = node.rung, node.anchor, node.associative
-    inner: Node = node
     while isinstance(inner, Commute):
         node = inner
         rung, anchor = node.rung or rung, node.anchor or anchor
         associative = associative or node.associative
-        inner = node.operands[0] if len(node.operands) == 1 else Seq(())
+        inner = sole_operand(node)
     return Commute(node.operands, rung, anchor, associative, node.separator)
 
 
@@ -77,13 +79,24 @@ def no_separator(node: Commute) -> Node | None:
 COMMUTE: RuleSet = (no_separator, flatten_commute, only_commute, single_commute)
 
 
+def _inner(operands: Iterable[Node], outer: Commute) -> Commute | None:
+    """The first commute among operands that may be spliced into the outer one, as the other laws leave it."""
+    for operand in operands:
+        inner: Node | None = operand
+        while isinstance(inner, Seq):
+            inner = sole_operand(inner)
+        if isinstance(inner, Commute):
+            inner = only_commute(inner) or inner
+            if joins(inner, outer) and (not isinstance(operand, Seq) or may_leave_seq(inner)):
+                return inner
+    return None
+
+
 def _only(node: Node) -> Node | None:
     """The operand of a commute of one that asks for nothing; None where it is something else."""
-    match node:
-        case Commute(operands=(a,), rung=None, anchor=None, associative=False):
-            return a
-        case _:
-            return None
+    if not isinstance(node, Commute) or node.rung is not None or node.anchor is not None or node.associative:
+        return None
+    return sole_operand(node)
 
 
 def _each(seq: Seq) -> tuple[Node, ...]:
@@ -115,6 +128,6 @@ def joins(inner: Commute, outer: Commute) -> bool:
     return (
         inner.rung in (None, outer.rung)
         and inner.anchor in (None, outer.anchor)
-        and inner.separator == outer.separator
+        and (inner.separator == outer.separator or holds_messages(inner))
         and (outer.associative or not inner.associative)
     )

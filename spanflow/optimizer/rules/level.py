@@ -7,7 +7,8 @@ from spanflow.ir.nodes import Commute, Fragment, Message, Node, Seq, Text
 
 #: Joins that are looked into for a message. Where none is found among so many, laws that need to know wait: without
 #: a bound, a deep nest of joins would be searched anew from each of its levels.
-_MAX_JOINS = 64
+_MAX_JOINS = 16
+_TEXTS = (Text, Fragment)
 #: Operands that a join may come to have by flattening. A tree that shares subtrees can spell more than memory holds.
 MAX_OPERANDS = 250_000
 
@@ -26,13 +27,31 @@ def holds_messages(join: Seq | Commute) -> bool:
 
 def is_unit(node: Node) -> bool:
     """Whether a node adds nothing to any join: empty text, or a join of nothing."""
-    match node:
-        case Text(text=text) | Fragment(text=text):
-            return not text
-        case Seq(operands=operands):
-            return not operands
-        case _:
-            return False
+    if isinstance(node, _TEXTS):
+        return not node.text
+    return isinstance(node, Seq) and not node.operands
+
+
+def sole_operand(join: Seq | Commute) -> Node | None:
+    """The one operand of a join that adds something to it; None where there are more, or none."""
+    sole: Node | None = None
+    for operand in join.operands:
+        if is_unit(operand):
+            continue
+        if sole is not None:
+            return None
+        sole = operand
+    return sole
+
+
+def may_leave_seq(commute: Commute) -> bool:
+    """Whether `✶[+[...]]` is `+[...]` wherever it stands.
+
+    In a commute around it, its separators and its options would mean something else: so only where it joins messages
+    and asks for nothing.
+    """
+    asks_nothing = commute.rung is None and commute.anchor is None and not commute.associative
+    return asks_nothing and holds_messages(commute)
 
 
 def check_width(operands: list[Node]) -> None:

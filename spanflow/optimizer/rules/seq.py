@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spanflow.ir.nodes import Commute, Generate, Message, Node, Retrieve, Seq
 from spanflow.optimizer.rule import RuleSet
-from spanflow.optimizer.rules.level import check_width, holds_messages
+from spanflow.optimizer.rules.level import check_width, may_leave_seq
 
 
 def flatten_seq(node: Seq) -> Node | None:
@@ -22,19 +22,18 @@ def flatten_message(node: Message) -> Node | None:
 def single_seq(node: Seq) -> Node | None:
     """`✶[a] = a`
 
-    Where `a` is a commute (or a retrieve, which will be one), it could become an operand of a commute around it, and
-    then its separators and its options would mean something else: so only where it joins messages and has no options.
-    In an ordered join, in a message and directly in a generate, the other laws take the ✶ away.
+    Where `a` is a commute (or a retrieve, which will be one), only if that may leave the join wherever it stands. In an
+    ordered join, in a message and directly in a generate, the other laws take the ✶ away.
     """
-    match node.operands:
-        case (Commute(rung=None, anchor=None, associative=False) as a,) if holds_messages(a):
-            return a
-        case (Commute() | Retrieve(),):
+    if len(node.operands) != 1:
+        return None
+    match node.operands[0]:
+        case Commute() as a:
+            return a if may_leave_seq(a) else None
+        case Retrieve():
             return None
-        case (a,):
+        case a:
             return a
-        case _:
-            return None
 
 
 def single_query(node: Generate) -> Node | None:
@@ -57,7 +56,7 @@ SEQ_AT_ROOT: RuleSet = (single_root,)
 
 def _flat(operands: tuple[Node, ...]) -> tuple[Node, ...] | None:
     """The operands with those of any depth of ordered joins in their places; None where there is no such join."""
-    if not any(isinstance(operand, Seq) for operand in operands):
+    if Seq not in map(type, operands):
         return None
     flat: list[Node] = []
     stack = list(reversed(operands))

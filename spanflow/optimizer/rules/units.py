@@ -15,9 +15,9 @@ def drop_units(node: Seq | Commute | Message) -> Node | None:
     stays: it is a turn in which nothing is said.
     """
     below = children(node)
-    kept = [child for child in below if not is_unit(child)]
-    if len(kept) == len(below):
+    if not any(map(is_unit, below)):
         return None
+    kept = [child for child in below if not is_unit(child)]
     return Text("") if isinstance(node, Commute) and not kept else with_children(node, kept)
 
 
