@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from benchmarks._machine import this_machine, versions
 from benchmarks._measure import Spread, spread
 from benchmarks._report import Report, Row, text_table
-from spanflow.api.combinators import chat, commute, generate, seq, system, user
+from spanflow.api.combinators import chat, commute, fragment, generate, seq, system, user
 from spanflow.ir.nodes import Node
 from spanflow.ir.verify import Verified, verify
 from spanflow.ir.walk import preorder
@@ -26,41 +27,91 @@ from spanflow.optimizer.passes import DEFAULT, Pass
 from spanflow.optimizer.pipeline import optimise
 
 SMALL, LARGE = 1_000, 10_000
+#: A query of about so many nodes, and no more.
+Shape: TypeAlias = Callable[[int], Node]
 
 
 def judge(num_nodes: int) -> Node:
     """A judge over candidates: nothing to rewrite."""
-    candidates = [generate(seq(system("Write."), user(f"Topic {i}"))) for i in range((num_nodes - 7) // 6)]
-    return generate(seq(system("Judge."), commute(candidates), user("Which is best?")))
+    return judged(candidates((num_nodes - 7) // 6))
+
+
+def judges(num_nodes: int) -> Node:
+    """A judge over judges of 24 candidates each: nothing to rewrite."""
+    inner = [judged(candidates(24, f"{i}.")) for i in range((num_nodes - 7) // 151)]
+    return judged(inner)
 
 
 def documents(num_nodes: int) -> Node:
-    """Documents and a question: nothing to rewrite."""
+    """Messages in a commute, and a question: nothing to rewrite."""
     group = commute([user(f"Document {i}") for i in range((num_nodes - 7) // 2)])
     return generate(seq(system("Answer."), group, user("Which?")))
 
 
+def operands(num_nodes: int) -> Node:
+    """Fragments in a message, not all of them in ASCII, and a question: nothing to rewrite."""
+    group = commute([fragment(f"Straße {i}", id=f"s{i}", metadata={"page": i}) for i in range(num_nodes - 7)])
+    return generate(seq(system("Answer."), user(group, "Which?")))
+
+
+def exact(num_nodes: int) -> Node:
+    """Messages in an exact commute: put in order, once."""
+    group = commute([user(f"Document {i}") for i in range((num_nodes - 7) // 2)], rung="exact")
+    return generate(seq(system("Answer."), group, user("Which?")))
+
+
 def nested(num_nodes: int) -> Node:
-    """Documents in joins that nest, with empty texts among them: a rewrite for every few nodes."""
+    """Documents in joins that nest, with empty texts among them."""
     groups = [seq("", commute(commute(user(f"a {i}"), user(f"b {i}")), "")) for i in range((num_nodes - 6) // 9)]
     return generate(seq(system("Answer."), commute(groups), user("Which?")))
 
 
+def tree(num_nodes: int) -> Node:
+    """A wide judge that becomes a tree of judges over four candidates each."""
+    group = commute(candidates((num_nodes - 7) // 6), associative=True)
+    return generate(seq(system("Judge."), group, user("Which is best?")), reduce="tree", arity=4)
+
+
 def chats(num_nodes: int) -> Node:
     """A judge over chats: each of them is written anew."""
-    candidates = [chat([("system", "Write."), ("user", f"Topic {i}")]) for i in range((num_nodes - 7) // 5)]
-    return generate(seq(system("Judge."), commute(candidates), user("Which is best?")))
+    return judged([chat([("system", "Write."), ("user", f"Topic {i}")]) for i in range((num_nodes - 7) // 5)])
+
+
+def bare(num_nodes: int) -> Node:
+    """A judge over candidates that are asked with bare text: a rewrite for every two nodes."""
+    return judged([generate(f"Topic {i}") for i in range((num_nodes - 7) // 2)])
 
 
 def deep(num_nodes: int) -> Node:
     """Ordered joins and commutes by turns, each inside the one before: nothing to rewrite, and no way to be quick."""
-    root: Node = user("bottom")
-    for level in range((num_nodes - 4) // 3):
-        root = seq(user(f"{level}"), root) if level % 2 else commute(user(f"{level}"), root)
-    return generate(root)
+    root: Node = seq("bottom", "of it")
+    for level in range((num_nodes - 5) // 2):
+        root = seq(f"{level}", root) if level % 2 else commute(f"{level}", root)
+    return generate(user(root))
 
 
-SHAPES: tuple[Callable[[int], Node], ...] = (judge, documents, nested, chats, deep)
+def judged(operands: Sequence[Node]) -> Node:
+    """A judge over operands."""
+    return generate(seq(system("Judge."), commute(operands), user("Which is best?")))
+
+
+def candidates(number: int, name: str = "") -> list[Node]:
+    """Candidates of six nodes each."""
+    return [generate(seq(system("Write."), user(f"Topic {name}{i}"))) for i in range(number)]
+
+
+SHAPES: tuple[Shape, ...] = (
+    judge,
+    judges,
+    documents,
+    operands,
+    exact,
+    nested,
+    tree,
+    chats,
+    bare,
+    deep,
+)
 COLUMNS = {
     "shape": "shape",
     "nodes": "nodes",
@@ -87,19 +138,23 @@ def timed(run: Callable[[], object], repeats: int) -> Spread:
 
 def shares(root: Node, repeats: int) -> dict[str, float]:
     """Milliseconds of each pass alone, and of the verification around them."""
-    parts = {"verify": 0.0}
-    verified = Verified()
+    parts: dict[str, float] = {}
     trees = [root]
     for each in DEFAULT:
-        tree = trees[-1]
-        parts[each.name] = timed(lambda each=each, tree=tree: run_pass(each, tree), repeats).median  # type: ignore[misc]
-        trees.append(run_pass(each, tree))
-    for number, tree in enumerate(trees):
-        if number == 0 or tree.digest != trees[number - 1].digest:
-            begun = time.process_time()
-            verify(tree, verified)
-            parts["verify"] += 1e3 * (time.process_time() - begun)
+        before = trees[-1]
+        parts[each.name] = timed(lambda each=each, before=before: run_pass(each, before), repeats).median  # type: ignore[misc]
+        after = run_pass(each, before)
+        if after.digest != before.digest:
+            trees.append(after)
+    parts["verify"] = timed(lambda: verify_all(trees), repeats).median
     return parts
+
+
+def verify_all(trees: Sequence[Node]) -> None:
+    """Verification as `optimise` does it, before the first pass and after each that changed something."""
+    verified = Verified()
+    for root in trees:
+        verify(root, verified)
 
 
 def run_pass(each: Pass, root: Node) -> Node:
@@ -107,7 +162,7 @@ def run_pass(each: Pass, root: Node) -> Node:
     return order_exact(root)[0] if each.orders else rewrite(root, each.rules, at_root=each.at_root).root
 
 
-def measure(shape: Callable[[int], Node], size: int, repeats: int) -> Row:
+def measure(shape: Shape, size: int, repeats: int) -> Row:
     """One row: a shape at a size."""
     root = shape(size)
     num_nodes = sum(1 for _ in preorder(root))
@@ -127,13 +182,13 @@ def measure(shape: Callable[[int], Node], size: int, repeats: int) -> Row:
     } | {f"{name}_ms": round(ms, 3) for name, ms in parts.items()}
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print and write."""
     options = argparse.ArgumentParser(prog="python -m benchmarks.compile_cost", description=__doc__)
     options.add_argument("--quick", action="store_true", help="few repeats")
     options.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, rows and figures here")
     options.add_argument("--repeats", type=int, help="runs of each size (25, or 7 with --quick)")
-    asked = options.parse_args()
+    asked = options.parse_args(arguments)
     repeats = asked.repeats or (7 if asked.quick else 25)
     report = Report(
         "compile_cost", this_machine(), versions(), 0, {"nodes": f"{SMALL} and {LARGE}", "repeats": repeats}

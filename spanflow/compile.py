@@ -13,6 +13,7 @@ from spanflow.binding import abind
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Chat, Generate, Node, Seq
 from spanflow.ir.verify import verify
+from spanflow.optimizer.order import OrderHint
 from spanflow.optimizer.pipeline import optimise
 from spanflow.optimizer.trace import PassTrace
 from spanflow.plan.graph import Plan, build_plan
@@ -62,9 +63,19 @@ async def bind_query(query: Askable) -> Node:
     return await abind(as_generate(query))
 
 
-def compile_query(query: Node, options: RunOptions, *, model: str, adapters: Collection[str] = ()) -> Compiled:
-    """Rewrite a bound query and plan it; pure. Raises QueryError, also for a generate that names an unknown model."""
-    optimised = optimise(query, rung=options.rung)
+def compile_query(
+    query: Node,
+    options: RunOptions,
+    *,
+    model: str,
+    adapters: Collection[str] = (),
+    hint: OrderHint | None = None,
+) -> Compiled:
+    """Rewrite a bound query and plan it; pure, but for the hint, which is asked for orders of exact commutes.
+
+    Raises QueryError, also for a generate that names an unknown model.
+    """
+    optimised = optimise(query, rung=options.rung, hint=hint)
     tree = optimised.root
     assert isinstance(tree, Generate)
     plan = build_plan(tree, rung=options.rung, seed=options.seed)

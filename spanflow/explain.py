@@ -32,13 +32,17 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSpan:
-    """A span of a prompt: tokens `[start, end)`, the path of its operand, and how it is computed."""
+    """A span of a prompt: tokens `[start, end)`, the path of its operand, and how it is computed.
+
+    `num_anchor_tokens` counts the tokens that it is computed behind.
+    """
 
     path: str
     start: int
     end: int
     rung: Rung
     anchor: Literal["header", "head", "none", "prompt"]
+    num_anchor_tokens: int
     kind: Literal["text", "generated"]
 
 
@@ -87,6 +91,10 @@ _OF_STAGE: Mapping[str, tuple[str, ...]] = {
     "passes": ("passes",),
     "spans": ("tree", "generations", "window", "spans_unsupported"),
 }
+
+
+#: Lines between nodes that Mermaid draws; with more it shows an error in place of the picture.
+_MAX_EDGES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +167,10 @@ class Explanation:
         return self.describe()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/vnd.mermaid": self.mermaid(), "text/plain": str(self)}
+        """What a notebook shows: a picture, and text where it draws none, or where the picture would be too large."""
+        drawing = self.mermaid()
+        picture = {"text/vnd.mermaid": drawing} if drawing.count(" --> ") <= _MAX_EDGES else {}
+        return picture | {"text/plain": str(self)}
 
 
 def _check_stage(stage: str | None) -> None:
@@ -271,7 +282,7 @@ def _lower_known(
 
 def _spans(lowered: Lowered) -> tuple[ExplainedSpan, ...]:
     return tuple(
-        ExplainedSpan(source.path, span.start, span.end, source.rung, source.anchor, source.kind)
+        ExplainedSpan(source.path, span.start, span.end, source.rung, source.anchor, len(span.anchor), source.kind)
         for span, source in zip(lowered.prompt.spans, lowered.sources, strict=True)
     )
 
@@ -309,8 +320,7 @@ def _describe(generation: ExplainedGeneration, window: int | None) -> list[str]:
     elif generation.num_inner:
         lines.append(f"  prompt: unknown{_waits(generation.num_inner)}")
     for span in generation.spans:
-        behind = "behind nothing" if span.anchor == "none" else f"behind the {span.anchor}"
-        lines.append(f"  span [{span.start}, {span.end}) {span.rung}, {behind}, {span.kind}: {span.path}")
+        lines.append(f"  span [{span.start}, {span.end}) {_describe_span(span)}: {span.path}")
     for name, cost in (("all spans there", generation.all_hit), ("all spans new", generation.all_new)):
         if cost is not None and generation.spans:
             beside = f", {cost.internal} beside it" if cost.internal else ""
@@ -322,6 +332,15 @@ def _describe(generation: ExplainedGeneration, window: int | None) -> list[str]:
     if generation.num_tokens_differing:
         lines.append(f"  {generation.num_tokens_differing} tokens differ from a tokenisation in one go")
     return lines + [f"  note: {note}" for note in generation.notes]
+
+
+def _describe_span(span: ExplainedSpan) -> str:
+    behind = "nothing" if span.anchor == "none" else f"the {span.anchor} of {_tokens(span.num_anchor_tokens)}"
+    return f"{_tokens(span.end - span.start)}, {span.rung}, behind {behind}, {span.kind}"
+
+
+def _tokens(number: int) -> str:
+    return f"{number} token{'' if number == 1 else 's'}"
 
 
 def _waits(num_inner: int) -> str:

@@ -18,6 +18,7 @@ from spanflow.explain import Explanation, explain
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
 from spanflow.ir.ranges import check_count
+from spanflow.optimizer.order import OrderHint
 from spanflow.result import Done, Event, Result
 from spanflow.runner import ErrorPolicy, Host, RunOptions, run_plan
 from spanflow.runner.background import Job
@@ -37,7 +38,9 @@ class Session:
     each generate that names none. `require_spans` refuses an engine that cannot serve spans; without it such an engine
     runs with full attention. At most `max_concurrency` generations are in flight. `on_error`, `timeout` and further
     options of a run are described at `RunOptions`; each method takes them for one run. `progress` goes to stderr, or
-    to a function; None means where that is a terminal.
+    to a function; None means where that is a terminal. `order_hint` chooses the order of operands of exact commutes,
+    which otherwise stand in one order whatever the cache holds: `spanflow.optimizer.order.RecentOrders()` goes on
+    where earlier prompts began.
 
     The engine starts when the session is entered or first used, on a thread of the session's own: methods may be
     called from any thread, the asynchronous ones from any event loop. Raises QueryError for options.
@@ -63,12 +66,14 @@ class Session:
         on_error: ErrorPolicy = "fail",
         timeout: float | None = None,
         progress: bool | Callable[[str], None] | None = None,
+        order_hint: OrderHint | None = None,
         **engine_options: Any,
     ) -> None:
         given = {"rung": rung, "anchor": anchor, "max_tokens": max_tokens, "seed": seed, "on_error": on_error}
         self._options = RunOptions().changed(given | {"timeout": timeout})
         check_count(max_concurrency, "max_concurrency", 1)
         self._say = speaker(progress)
+        self._order_hint = order_hint
         self._adapters = tuple(engine_options.get("adapters") or ())
         choice = EngineChoice(engine, str(model), require_spans, max_concurrency, engine_options, self._say)
         self._core = Core(choice)
@@ -262,7 +267,9 @@ class Session:
 
     async def _compile(self, query: Node, options: RunOptions) -> Compiled:
         model = self._core.choice.model
-        return await asyncio.to_thread(compile_query, query, options, model=model, adapters=self._adapters)
+        return await asyncio.to_thread(
+            compile_query, query, options, model=model, adapters=self._adapters, hint=self._order_hint
+        )
 
     async def _explain(self, query: Askable, options: RunOptions) -> Explanation:
         compiled = await self._compile(await bind_query(query), options)

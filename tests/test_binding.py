@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from strategies import queries
 
 from spanflow.binding import abind, bind
 from spanflow.errors import QueryError
 from spanflow.ir.fidelity import repair
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Seq, Text
-from spanflow.ir.walk import preorder
+from spanflow.ir.walk import preorder, rebuild
 
 
 def answers(query: str, k: int = 2) -> list[str]:
@@ -47,6 +49,17 @@ JOINED = joined("a 0", "a 1")
 def test_anywhere_in_the_tree(query: Node, expected: Node) -> None:
     assert bind(query) == expected
     assert asyncio.run(abind(query)) == expected
+
+
+@given(queries())
+def test_anywhere_in_any_tree(query: Node) -> None:
+    def found(node: Node) -> Node:
+        if not isinstance(node, Retrieve):
+            return node
+        fragments = tuple(Fragment(text) for text in node.retriever(node.query, node.k))
+        return Commute(fragments, node.rung, node.anchor) if fragments else Seq(())
+
+    assert bind(query) == rebuild(query, found)
 
 
 def test_a_query_without_retrieves_is_itself() -> None:

@@ -49,8 +49,10 @@ def test_the_text_of_a_retrieval() -> None:
         "\n"
         "stage 0  $: at most 8 tokens\n"
         "  prompt: 34 tokens of 500\n"
-        "  span [13, 19) repair(2), behind the header, text: $.query.operands[1].parts[0].operands[0]\n"
-        "  span [19, 25) repair(2), behind the header, text: $.query.operands[1].parts[0].operands[1]\n"
+        "  span [13, 19) 6 tokens, repair(2), behind the header of 3 tokens, text: "
+        "$.query.operands[1].parts[0].operands[0]\n"
+        "  span [19, 25) 6 tokens, repair(2), behind the header of 3 tokens, text: "
+        "$.query.operands[1].parts[0].operands[1]\n"
         "  all spans there: 8 moved, 26 computed (4 of them repaired)\n"
         "  all spans new: 8 moved, 26 computed (4 of them repaired), 18 beside it"
     )
@@ -117,6 +119,7 @@ def test_an_explanation_has_a_json_form() -> None:
         "end": 19,
         "rung": "repair(32)",
         "anchor": "header",
+        "num_anchor_tokens": 3,
         "kind": "text",
     }
     assert only["all_hit"] == {"moved": 0, "repaired": 12, "computed": 34, "internal": 0}
@@ -180,3 +183,20 @@ def test_notebooks_draw_an_explanation() -> None:
         "text/plain": str(explanation),
     }
     assert "root" not in explanation.to_dict()
+
+
+def test_a_picture_too_large_for_mermaid_is_left_out() -> None:
+    drawn = [
+        explained(generate(user(commute([f"text {i}" for i in range(number)]), "Which?")), window=None)
+        for number in (497, 498)
+    ]
+    assert [explanation.mermaid().count(" --> ") for explanation in drawn] == [500, 501]
+    assert [set(explanation._repr_mimebundle_()) for explanation in drawn] == [
+        {"text/vnd.mermaid", "text/plain"},
+        {"text/plain"},
+    ]
+
+
+def test_spans_without_an_anchor_and_of_one_token() -> None:
+    text = str(explained(generate(user(commute("a", separator=""), "Which?")), rung="moved", anchor="none"))
+    assert "1 token, moved, behind nothing, text: $.query.parts[0].operands[0]" in text

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from spanflow.errors import QueryError
 from spanflow.ir.fidelity import Anchor, Rung, as_anchor, as_rung
 from spanflow.ir.nodes import Node, Seq, Text
+from spanflow.ir.numbers import shown_number
 from spanflow.ir.ranges import check_text
 
 #: What stands for a node: a node, text, or a list, tuple or generator of them (an ordered join).
@@ -71,15 +72,19 @@ def as_real(value: Any) -> Any:
     """A plain float from any kind of real number; what is none passes through, for the range check to refuse."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return value
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return value
 
 
 def described(value: object) -> str:
     """A value in an error message: its type, and itself where it is short."""
     if value is None or isinstance(value, bool):
         return repr(value)
-    if isinstance(value, int | float) and math.isfinite(value):
-        return f"the number {value}"
+    if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+        shown = shown_number(value)
+        return shown if shown.startswith("a ") else f"the number {shown}"
     return f"a value of type {type(value).__name__}"
 
 

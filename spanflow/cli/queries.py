@@ -30,25 +30,41 @@ class AnyRetriever(Mapping[str, Any]):
 
 
 def load_query(file: Path, retrievers: Mapping[str, Any] | None = None) -> Any:
-    """What a file asks: the `query` of FILE.py, the text form of FILE.span or stdin, the JSON form of FILE.json.
+    """What a file asks: the `query` of FILE.py, the text form of FILE.span, the JSON form of FILE.json; either of the
+    latter from stdin.
 
     A Python file's `query` may be the JSON form too, as a dict; its `retrievers`, if it has some, are known by their
     names, as are those given. Raises QueryError that names the file, and OSError.
     """
-    if is_text_form(file):
-        from spanflow.ir.text import from_text
+    if is_python(file):
+        return _of_module(file, retrievers)
+    return query_of(read_source(file), file, retrievers)
 
-        return from_text(read_source(file), filename=source_name(file), retrievers=retrievers)
-    match file.suffix:
-        case ".py":
-            return _of_module(file, retrievers)
-        case ".json":
-            return _from_json(read_source(file), str(file), retrievers)
-        case _:
-            raise QueryError(
-                f"{file}: expected a name that ends in .py (Python that defines `query`), .span (the text form) or "
-                ".json (the JSON form); - reads the text form from stdin"
-            )
+
+def query_of(source: str, file: Path, retrievers: Mapping[str, Any] | None = None) -> Any:
+    """The query that the text of a file, or of stdin, says. Raises QueryError that names the file."""
+    if not is_text_form(source, file):
+        return _from_json(source, source_name(file), retrievers)
+    from spanflow.ir.text import from_text
+
+    return from_text(source, filename=source_name(file), retrievers=retrievers)
+
+
+def is_python(file: Path) -> bool:
+    """Whether a file defines its query, or else says it. Raises QueryError for a name that means neither."""
+    if file == STDIN or file.suffix in (".span", ".json"):
+        return False
+    if file.suffix == ".py":
+        return True
+    raise QueryError(
+        f"{file}: expected a name that ends in .py (Python that defines `query`), .span (the text form) or .json (the "
+        "JSON form); - reads either of the latter from stdin"
+    )
+
+
+def is_text_form(source: str, file: Path) -> bool:
+    """Whether it is the text form, or else the JSON form, which on stdin is known by its brace."""
+    return not source.lstrip().startswith("{") if file == STDIN else file.suffix == ".span"
 
 
 def load_retrievers(given: list[str] | None, file: Path) -> dict[str, Any]:
@@ -71,11 +87,6 @@ def load_retrievers(given: list[str] | None, file: Path) -> dict[str, Any]:
                 raise QueryError(f"--retriever {text!r}: {type(error).__name__}: {error}") from error
         retrievers[name] = value
     return retrievers
-
-
-def is_text_form(file: Path) -> bool:
-    """Whether a file holds the text form, as stdin does."""
-    return file == STDIN or file.suffix == ".span"
 
 
 def source_name(file: Path) -> str:

@@ -54,14 +54,15 @@ def _with_contents(given: list[Path]) -> list[Path]:
 File = Annotated[
     Path,
     typer.Argument(
-        help="A query: .py (Python that defines `query`), .span (text form), .json (JSON form), or - (text on stdin).",
+        help="A query: .py (Python that defines `query`), .span (text form), .json (JSON form), or - (text or JSON on "
+        "stdin).",
         callback=_must_be_file,
     ),
 ]
 Files = Annotated[
     list[Path],
     typer.Argument(
-        help="Queries, as files; - is text on stdin, and a directory stands for the .span files below it.",
+        help="Queries, as files; - is stdin, and a directory stands for the .span files below it.",
         callback=_with_contents,
     ),
 ]

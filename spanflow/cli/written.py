@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from spanflow.cli.output import FAILED, REJECTED, Output, say
-from spanflow.cli.queries import STDIN, AnyRetriever, is_text_form, load_query, read_source, source_name
+from spanflow.cli.queries import (
+    STDIN,
+    AnyRetriever,
+    is_python,
+    is_text_form,
+    load_query,
+    query_of,
+    read_source,
+    source_name,
+)
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Node
 from spanflow.ir.text import format_text
@@ -46,7 +55,7 @@ def format_files(files: Sequence[Path], output: Output, *, check: bool, diff: bo
 
 
 def _formatted(file: Path, width: int) -> tuple[str, str]:
-    if not is_text_form(file):
+    if file != STDIN and file.suffix != ".span":
         raise QueryError(f"{file}: only the text form is formatted, in files that end in .span, or from stdin as -")
     source = read_source(file)
     return source, format_text(source, width=width, filename=source_name(file))
@@ -111,14 +120,19 @@ def lint_files(
 
 
 def _findings(file: Path, **options: Any) -> tuple[Finding, ...]:
-    if is_text_form(file):
-        return lint_text(read_source(file), filename=source_name(file), retrievers=AnyRetriever(), **options)
-    query = load_query(file, AnyRetriever())
-    if isinstance(query, Node):
-        return lint(query, **options)
+    if is_python(file):
+        return _findings_of(load_query(file, AnyRetriever()), file, **options)
+    source = read_source(file)
+    if is_text_form(source, file):
+        return lint_text(source, filename=source_name(file), retrievers=AnyRetriever(), **options)
+    return lint(query_of(source, file, AnyRetriever()), **options)
+
+
+def _findings_of(query: Any, file: Path, **options: Any) -> tuple[Finding, ...]:
+    """Of what a Python file defines, which may be anything that a session runs."""
     from spanflow.compile import as_generate
 
     try:
-        return lint(as_generate(query), **options)
+        return lint(query if isinstance(query, Node) else as_generate(query), **options)
     except QueryError as error:
         raise QueryError(f"{file}: {error}") from None

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spanflow.errors import QueryError
+from spanflow.ir.numbers import MAX_DIGITS, num_digits, shown_number
 from spanflow.ir.ranges import check_text
 
 #: Levels of lists and objects in metadata and schemas.
@@ -35,8 +36,13 @@ def check_data(value: object, where: str) -> None:
         if level > MAX_NESTING + 1:
             raise QueryError(f"{where}: nested more than {MAX_NESTING} levels deep; does a list contain itself?")
         match item:
-            case None | bool() | int():
+            case None | bool():
                 pass
+            case int():
+                if num_digits(item) > MAX_DIGITS:
+                    raise QueryError(
+                        f"{here}: {shown_number(item)}, and at most {MAX_DIGITS:,} can be read again; write text for it"
+                    )
             case str():
                 check_text(item, here)
             case float():

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from spanflow.errors import QueryError
+from spanflow.ir.numbers import MAX_DIGITS, MAX_REPAIR, shown_number
 
 Anchor = Literal["header", "head", "none"]
 RungName = Literal["exact", "repair", "moved"]
 
-_REPAIR = re.compile(r"repair\(\s*(\d+)\s*\)")
+_MAX_SHOWN = 40
+_REPAIR = re.compile(r"repair\(\s*([0-9]+)\s*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +28,11 @@ class Rung:
     num_tokens: int = 0
 
     def __post_init__(self) -> None:
-        if self.name == "repair" and self.num_tokens < 1:
-            raise QueryError(f"rung repair({self.num_tokens}): repair at least 1 token, or say 'moved'")
+        if self.name == "repair" and not (type(self.num_tokens) is int and 1 <= self.num_tokens <= MAX_REPAIR):
+            raise QueryError(
+                f"repair({shown_number(self.num_tokens)}): repair a whole number of tokens, from 1 to "
+                f"{MAX_REPAIR}, or say 'moved'"
+            )
         if self.name != "repair" and self.num_tokens:
             raise QueryError(f"rung {self.name!r} takes no number of tokens, got {self.num_tokens}")
 
@@ -53,9 +58,18 @@ def as_rung(value: Rung | str, where: str = "rung") -> Rung:
             return EXACT
         case "moved":
             return MOVED
-        case str() if found := _REPAIR.fullmatch(value.strip()):
-            return repair(int(found[1]))
-    raise QueryError(f"{where}: {value!r} is no rung; say 'exact', 'moved' or 'repair(N)', for example 'repair(32)'")
+        case str() if (found := _REPAIR.fullmatch(value.strip())) and len(found[1]) <= MAX_DIGITS:
+            try:
+                return repair(int(found[1]))
+            except QueryError as error:
+                raise QueryError(f"{where}: {error}") from None
+        case int() | float():
+            shown = shown_number(value)
+        case str() if len(value) > _MAX_SHOWN:
+            shown = f"{value[:_MAX_SHOWN]!r}…"
+        case _:
+            shown = repr(value)
+    raise QueryError(f"{where}: {shown} is no rung; say 'exact', 'moved' or 'repair(N)', for example 'repair(32)'")
 
 
 def as_anchor(value: str, where: str = "anchor") -> Anchor:

@@ -103,7 +103,10 @@ class Fragment(Node):
     digest: bytes = _node_digest()
 
     def __post_init__(self) -> None:
-        about = json.dumps([self.id, dict(self.metadata)], sort_keys=True, default=repr)
+        try:
+            about = json.dumps([self.id, dict(self.metadata)], sort_keys=True, default=repr)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise QueryError(f"fragment: metadata has no JSON form: {error}") from None
         text = _utf8(self.text, "Fragment.text")
         object.__setattr__(self, "digest", _digest("fragment", text, about.encode("utf-8", "surrogatepass")))
 

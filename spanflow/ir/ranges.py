@@ -7,13 +7,12 @@ from typing import Any
 
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Sampling
+from spanflow.ir.numbers import MAX_INT, shown_number
 
 #: Samples of one generate.
 MAX_N = 255
 #: Stop strings of one generate.
 MAX_STOPS = 16
-#: Seeds and counts are carried as signed 64-bit numbers.
-MAX_INT = 2**63 - 1
 
 
 def check_text(text: object, where: str) -> None:
@@ -77,4 +76,6 @@ def _is_number(value: object) -> bool:
 
 
 def _shown(value: Any) -> str:
-    return repr(value) if value is None or isinstance(value, bool | int | float) else type(value).__name__
+    if isinstance(value, int | float):
+        return shown_number(value)
+    return repr(value) if value is None else type(value).__name__

@@ -17,7 +17,10 @@ _CLOSE = 0.7
 def find_retriever(name: str, retrievers: Mapping[str, Any] | None) -> Any:
     """The retriever of that name. Raises QueryError that lists the names there are."""
     if not retrievers:
-        raise QueryError(f"there is no retriever {name!r}: none were given; pass retrievers={{{name!r}: ...}}")
+        raise QueryError(
+            f"there is no retriever {name!r}: none were given; pass retrievers={{{name!r}: ...}}, or on the command "
+            f"line --retriever {name}=module:attr"
+        )
     if retrievers.get(name) is None:
         known = ", ".join(map(repr, retrievers))
         raise QueryError(f"there is no retriever {name!r} (known: {known}){did_you_mean(name, retrievers)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 from spanflow.errors import OptimizerError
@@ -22,13 +23,17 @@ _LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
 
 
 class OrderHint(Protocol):
-    """Knows which orders the engine's prefix cache is likely to hold."""
+    """Knows which orders the engine's prefix cache is likely to hold.
+
+    A session takes one as `order_hint`, `optimise` as `hint`. It is asked while queries are compiled, by several
+    threads at once.
+    """
 
     def order(self, operands: Sequence[Node], head: bytes) -> Sequence[int]:
         """The order in which to put these operands, as their indices, each once.
 
-        The operands come in their canonical order. `head` stands for all that precedes them in the prompt: where it
-        is equal, so is what precedes them.
+        The operands come in their canonical order, and equal operands have equal digests. `head` stands for all that
+        precedes them in the prompt: where it is equal, so is what precedes them.
         """
 
 
@@ -47,15 +52,24 @@ class RecentOrders:
     """An `OrderHint` that remembers the orders which it gave last.
 
     Operands come in the order of that remembered prompt which shares the longest beginning with what can be said now;
-    the rest follow in canonical order. It is for one engine and one thread. `capacity` is the number of remembered
-    orders: about as many prompts as the prefix cache holds.
+    the rest follow in canonical order. It is for one engine. `capacity` is the number of remembered orders: about as
+    many prompts as the prefix cache holds.
+
+    >>> from spanflow import Session
+    >>> from spanflow.optimizer.order import RecentOrders
+    >>> session = Session(rung="exact", order_hint=RecentOrders(capacity=64))
     """
 
     def __init__(self, capacity: int = 256) -> None:
         self._recent: deque[tuple[bytes, tuple[bytes, ...]]] = deque(maxlen=capacity)
+        self._lock = Lock()
 
     def order(self, operands: Sequence[Node], head: bytes) -> list[int]:
         """See `OrderHint.order`; remembers the answer."""
+        with self._lock:
+            return self._order(operands, head)
+
+    def _order(self, operands: Sequence[Node], head: bytes) -> list[int]:
         places: dict[bytes, list[int]] = {}
         for index in range(len(operands) - 1, -1, -1):
             if not holds(operands[index], _is_generated):

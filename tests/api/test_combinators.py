@@ -15,7 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import fragments, shelf, texts
 
-from spanflow import QueryError, assistant, chat, commute, fragment, generate, repair, retrieve, seq, system, user
+from spanflow import (
+    QueryError,
+    assistant,
+    chat,
+    commute,
+    fragment,
+    generate,
+    repair,
+    retrieve,
+    seq,
+    system,
+    to_text,
+    user,
+)
 from spanflow.ir.fidelity import EXACT, MOVED
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Sampling, Seq, Text
 from spanflow.ir.verify import verify
@@ -171,7 +184,10 @@ EXPECTED = r"expected text, a node \(from user\(\), fragment\(\), commute\(\), .
         (lambda: commute(), r"commute\(\): there are no operands; is the list of documents or candidates empty\?"),
         (lambda: commute([]), r"commute\(\): there are no operands"),
         (lambda: commute("a", rung="copied"), r"commute\(\): rung: 'copied' is no rung; say 'exact', 'moved'"),
-        (lambda: commute("a", rung="repair(0)"), r"repair\(0\): repair at least 1 token"),
+        (
+            lambda: commute("a", rung="repair(0)"),
+            r"commute\(\): rung: repair\(0\): repair a whole number of tokens, from 1 to",
+        ),
         (lambda: commute("a", anchor="tail"), r"commute\(\): anchor: 'tail' is no anchor; known anchors: header"),
         (lambda: commute("a", associative=1), r"commute\(\): associative: expected True or False, got the number 1"),
         (lambda: commute("a", separator=None), r"commute\(\): separator: must be text, got None"),
@@ -250,3 +266,25 @@ def test_no_other_value_is_ever_read(value: Any) -> None:
     for build in (seq, user, system, assistant, commute, generate):
         with pytest.raises(QueryError, match=r"argument 1|query"):
             build(value)
+
+
+@pytest.mark.parametrize("number", [10**400, 10**5000, -(10**5000)])
+def test_numbers_beyond_all_bounds_are_refused_in_few_words(number: int) -> None:
+    """Python itself writes out 4,300 digits at most."""
+    for call in (
+        lambda: generate("a", n=number),
+        lambda: generate("a", max_tokens=number),
+        lambda: generate("a", temperature=number),
+        lambda: generate("a", top_p=number),
+        lambda: generate("a", seed=number),
+        lambda: generate("a", stop=[number]),  # type: ignore[list-item]
+        lambda: commute("a", rung=number),  # type: ignore[arg-type]
+        lambda: commute("a", separator=number),  # type: ignore[arg-type]
+        lambda: retrieve(str.split, "a", k=number),
+        lambda: user(number),  # type: ignore[arg-type]
+        lambda: repair(number),
+        lambda: to_text(fragment("a", metadata={"a": number * 10**4000})),
+    ):
+        with pytest.raises(QueryError) as caught:
+            call()
+        assert len(str(caught.value)) < 300

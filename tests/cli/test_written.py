@@ -51,6 +51,7 @@ def run(file: object, *arguments: object, said: str | None = None) -> Result:
         ("q.py", "from spanflow import *\nquery = generate(user('Which?'), max_tokens=9)\n"),
         ("q.py", 'query = {"spanflow": 1, "query": {"type": "user", "parts": ["Which?"]}}\n'),
         ("-", TIDY),
+        ("-", f" {to_json_text(QUERY, indent=2)}"),
     ],
 )
 def test_each_form_runs(script: Script, tmp_path: Path, name: str, text: str) -> None:
@@ -87,6 +88,7 @@ def test_retrievers_are_named_on_the_command_line(script: Script, tmp_path: Path
     done = run(file)
     assert (done.exit_code, sys.path) == (3, before)
     assert "there is no retriever 'docs'" in done.stderr
+    assert "--retriever docs=module:attr" in done.stderr
     assert name in done.stderr
 
 
@@ -317,6 +319,7 @@ def test_lint_knows_paths_where_there_are_no_lines(tmp_path: Path) -> None:
     done = invoke("lint", file)
     assert done.exit_code == 1
     assert done.stdout.startswith(f"{file}: $.query.operands[0].operands[0].parts[0]: SF001 ")
+    assert invoke("lint", "-", said=file.read_text()).stdout.startswith("<stdin>: $.query.operands[0]")
     (first, _) = json.loads(invoke("lint", file, "--json").stdout)["findings"]
     assert (first["line"], first["column"]) == (None, None)
 

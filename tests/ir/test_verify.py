@@ -116,6 +116,29 @@ def test_a_field_of_the_wrong_kind_is_named_with_its_place(node: Node, message: 
     assert refused(Seq((U, node))).startswith(f"$.operands[1]: {message}")
 
 
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (Text("ab\ud800c"), "text: the character at position 2 is half of a surrogate pair"),
+        (Text("é" * 5_000 + "\ud800"), "text: the character at position 5000 is half of a surrogate pair"),
+        (Fragment("\udfff"), "fragment: text: the character at position 0"),
+        (Fragment("a", 5), "fragment: id: must be text, got 5"),  # type: ignore[arg-type]
+        (Fragment("a", "\ud800"), "fragment: id: the character at position 0"),
+    ],
+)
+def test_what_is_wrong_among_the_parts_of_a_message_is_named(node: Node, message: str) -> None:
+    assert refused(Seq((U, Message("user", (A, node, B))))).startswith(f"$.operands[1].parts[1]: {message}")
+
+
+def test_a_long_text_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[object] = []
+    monkeypatch.setattr("spanflow.ir.verify.check_text", lambda text, where: looked_at.append(text))
+    long = Text("é" * 5_000)
+    verify(Seq((Seq((long, A)), *(Message("user", (Text(str(i)), long)) for i in range(50)))))
+    # Outside of messages and in them.
+    assert len(looked_at) <= 2
+
+
 def test_metadata_must_be_a_mapping() -> None:
     node = Fragment("a")
     object.__setattr__(node, "metadata", ["page", 1])

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from hypothesis import given
+from hypothesis import strategies as st
 from strategies import queries
 
 from spanflow.ir.nodes import Chat, Commute, Generate, Message, Node, Seq, Text
-from spanflow.ir.walk import children, fold, preorder, rebuild, with_children
+from spanflow.ir.walk import children, fold, holds, preorder, rebuild, with_children
 
 A, B = Text("a"), Text("b")
 
@@ -40,6 +41,43 @@ def test_fold_sees_what_preorder_sees(root: Node) -> None:
 @given(queries())
 def test_rebuilding_without_a_change_gives_the_very_same_tree(root: Node) -> None:
     assert rebuild(root, lambda node: node) is root
+
+
+def says(node: Node) -> bool | None:
+    """There is an `a` that is no part of a user's message."""
+    if isinstance(node, Text):
+        return node.text == "a"
+    return False if isinstance(node, Message) and node.role == "user" else None
+
+
+@given(st.lists(queries(), min_size=1, max_size=3))
+def test_holds_is_any_of_all_below(roots: list[Node]) -> None:
+    def expected(node: Node) -> bool:
+        said = says(node)
+        return any(map(expected, children(node))) if said is None else said
+
+    known: dict[bytes, bool] = {}
+    for root in roots:
+        assert holds(root, says) == expected(root)
+        assert holds(root, says, known) == holds(root, says, known) == expected(root)
+
+
+def test_what_is_shared_is_searched_once() -> None:
+    asked: list[Node] = []
+
+    def note(node: Node) -> bool | None:
+        asked.append(node)
+        return False if isinstance(node, Text) else None
+
+    root: Node = B
+    for _ in range(60):
+        root = Seq((root, root))
+    known: dict[bytes, bool] = {}
+    assert not holds(root, note, known)
+    assert len(asked) < 200
+    asked.clear()
+    assert not holds(Seq((root, A)), note, known)
+    assert len(asked) == 3
 
 
 def test_order_and_spelling_of_paths() -> None:

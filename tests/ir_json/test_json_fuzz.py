@@ -15,6 +15,7 @@ from strategies import drawer, queries, shelf
 from spanflow.errors import QueryError
 from spanflow.ir.json import from_json, to_json, to_json_text
 from spanflow.ir.json.decode import decode, encode
+from spanflow.ir.json.model import MODELS
 from spanflow.ir.nodes import Node
 from spanflow.ir.verify import verify
 
@@ -120,6 +121,9 @@ def test_a_query_with_a_mistake(query: Node, data: st.DataObject) -> None:
             *'{}[],:"\\',
             "null",
             "1e9",
+            "1e308",
+            "9" * 25,
+            "9" * 4000,
             "-1",
             "true",
             '"a"',
@@ -145,3 +149,46 @@ def test_many_times_the_same(prefix: str, opening: str) -> None:
 def test_deep_queries_of_spnl() -> None:
     for opening, closing in (('{"seq":[', "]}"), ('{"monad":', "}"), ('{"g":{"model":"m","input":[', "]}}")):
         read(opening * 5_000 + '{"user":"a"}' + closing * 5_000)
+
+
+@pytest.mark.parametrize(
+    "number", [10**4000 - 1, 10**4100, 10**5000, -(10**5000), 2**63, 1e308, -0.0, math.inf, math.nan]
+)
+def test_huge_numbers_in_all_values(number: float) -> None:
+    for name, model in MODELS.items():
+        valid = {
+            "type": name,
+            "text": "a",
+            "parts": ["a"],
+            "operands": ["a"],
+            "query": "a",
+            "messages": ["a"],
+            "from": "shelf",
+        }
+        known = {field.alias or key for key, field in model.model_fields.items()}
+        for key in known - {"type"}:
+            for value in (number, [number], {"a": number}):
+                read({"spanflow": 1, "query": {k: v for k, v in valid.items() if k in known} | {key: value}})
+    for key in KEYS:
+        read({key: number})
+        read({"g": {"model": "m", "input": {"user": "a"}, key: number}})
+        read({"repeat": {"n": number, "g": {"model": "m", "input": {"user": "a"}, key: number}}})
+
+
+def test_values_that_json_text_cannot_hold() -> None:
+    around: dict[str, Any] = {"type": "seq"}
+    around["operands"] = [around]
+    for value in (b"a", {"a"}, ("a",), object(), read, around, {1: 2}, {None: None}, {"type": b"seq"}, [[]], range(3)):
+        read({"spanflow": 1, "query": value})
+        read({"spanflow": 1, "query": {"type": "fragment", "text": "a", "metadata": value}})
+        read({"spanflow": 1, "query": {"type": "generate", "query": "a", "schema": value}})
+        read({"spanflow": 1, "query": {"type": "seq", "operands": value}})
+        read({"plus": [value]})
+
+
+@pytest.mark.parametrize("depth", [99, 101, 20_000])
+def test_deep_values(depth: int) -> None:
+    for opening, closing in (("[", "]"), ('{"a":', "}")):
+        value = f'{{"a":{opening * depth}1{closing * depth}}}'
+        read(f'{{"spanflow":1,"query":{{"type":"fragment","text":"a","metadata":{value}}}}}')
+        read(f'{{"spanflow":1,"query":{{"type":"generate","query":"a","schema":{value}}}}}')

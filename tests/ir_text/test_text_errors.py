@@ -86,7 +86,11 @@ PROBLEMS = [
     ('(generate :reduce «treee» "a")', ":reduce expects tree, got 'treee'; did you mean 'tree'?"),
     ('(generate :schema «[1]» "a")', ':schema expects a JSON Schema, as in {"type": "object"}, got a list'),
     ('(commute :rung «moves» "a")', ":rung expects exact, moved or (repair 32), got 'moves'; did you mean 'moved'?"),
-    ('(commute :rung «(repair 0)» "a")', ":rung: rung repair(0): repair at least 1 token, or say 'moved'"),
+    ('(commute :rung «(repair 0)» "a")', ":rung: repair(0): repair a whole number of tokens, from 1 to 2147483647"),
+    (
+        '(commute :rung «(repair 2147483648)» "a")',
+        ":rung: repair(2147483648): repair a whole number of tokens, from 1 to",
+    ),
     ('(commute :rung «"moved"» "a")', ":rung expects exact, moved or (repair 32), got text"),
     ('(commute :anchor «heads» "a")', ":anchor expects header or head or none, got 'heads'; did you mean 'head'?"),
     ('(commute :associative «yes» "a")', ":associative expects true or false, got 'yes'"),

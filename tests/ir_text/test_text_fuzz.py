@@ -13,6 +13,7 @@ from strategies import drawer, queries, shelf
 
 from spanflow.ir.nodes import Node
 from spanflow.ir.text import QuerySyntaxError, format_text, from_text, to_text
+from spanflow.ir.text.grammar import OPERATORS
 from spanflow.ir.verify import verify
 
 RETRIEVERS = {"shelf": shelf, "drawer": drawer}
@@ -57,6 +58,9 @@ PIECES += [
     "3",
     "-0.5",
     "1e5",
+    "1e308",
+    "9" * 25,
+    "9" * 4000,
     "x",
     "+",
     "✶",
@@ -137,3 +141,30 @@ def test_many_times_the_same(prefix: str, opening: str) -> None:
 def test_long_words(word: str) -> None:
     read(f"(user {word * 100_000})")
     read(f'(generate :n {word * 100_000} "a")')
+
+
+@pytest.mark.parametrize(
+    "number", ["9" * 4000, "-" + "9" * 3999, "1" + "0" * 19, "1e308", "-0", "0.0", "1e-400", "1e9999"]
+)
+def test_huge_numbers_in_all_options(number: str) -> None:
+    for options in OPERATORS.values():
+        for option in options.options:
+            for value in (number, f"(repair {number})", f"[{number}]", f'{{"a": {number}}}'):
+                read(f'({options.name} :{option} {value} "a")')
+
+
+@pytest.mark.parametrize("inside", ["[", '{"a": '])
+def test_deep_values(inside: str) -> None:
+    closing = {"[": "]", "{": "}"}[inside[0]]
+    for option in ("fragment :metadata", "generate :schema", "generate :stop"):
+        for depth in (99, 101, 20_000):
+            read(f'({option} {{"a": {inside * depth}1{closing * depth}}} "a")')
+
+
+@pytest.mark.parametrize(
+    "word", ["\u0300", "\u200d", "\u00a0", "\u2028", "\ufeff", "\U000e0001", "\uffff", "٣", "ß", "İ", "ǅ"]
+)
+def test_odd_characters_anywhere(word: str) -> None:
+    for source in ('(user "a")', '(generate :n 2 ; c\n "a")', '(fragment :metadata {"k": [1]} "a")'):
+        for position in range(len(source) + 1):
+            read(source[:position] + word + source[position:])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_engine import Script, register
 from strategies import queries
 
-from spanflow import commute, generate, seq, system, user
+from spanflow import Session, commute, generate, seq, system, user
 from spanflow.errors import OptimizerError
 from spanflow.ir.denotation import denote
 from spanflow.ir.fidelity import EXACT, MOVED, Rung
@@ -147,3 +150,32 @@ def test_a_hint_that_gives_no_order_is_named() -> None:
         match=r"^\$\.query\.operands\[1\]: Broken\.order gave \[0, 0\] for 2 operands; it must give each",
     ):
         optimise(ask(DOCUMENTS[:2]), hint=Broken())
+
+
+def test_a_session_asks_its_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    asked: list[tuple[list[str], list[str]]] = []
+    for hint in (None, RecentOrders()):
+        script = Script()
+        with Session("m", engine="scripted", script=script, rung="exact", order_hint=hint) as session:
+            for documents in (CANONICAL[1:3], CANONICAL[:3]):
+                session.run(ask(documents, None))
+            explained = session.explain(ask(CANONICAL[:3], None))
+        first, second = (re.findall(r"document \d", text) for text in script.texts())
+        asked.append((first, second))
+        assert re.findall(r"document \d", explained.tree) == second  # an explanation is of what would run
+    a, b, c = (node.parts[0].text for node in CANONICAL[:3])  # type: ignore[attr-defined]
+    assert asked == [([b, c], [a, b, c]), ([b, c], [b, c, a])]
+
+
+def test_recent_orders_may_be_asked_by_several_threads() -> None:
+    hint = RecentOrders(capacity=8)
+
+    def ask_often(seed: int) -> None:
+        random = Random(seed)
+        for _ in range(200):
+            chosen = random.choices(DOCUMENTS, k=random.randint(1, 6))
+            assert sorted(hint.order(chosen, bytes([seed % 3]))) == list(range(len(chosen)))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(ask_often, range(16)))

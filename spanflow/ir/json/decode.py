@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 from spanflow.errors import QueryError
 from spanflow.ir.json.path import ROOT, described
 from spanflow.ir.limits import MAX_CHARS, MAX_DEPTH
+from spanflow.ir.numbers import MAX_DIGITS
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _STRING = re.compile(r'"((?>[^"\\\x00-\x1f]+|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+)"')
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORD = re.compile(r"\w+")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-_MAX_DIGITS = 4000
 #: A node is an object in a list.
 _MAX_NESTING = 2 * MAX_DEPTH
 _MAX_INDENT = 60
@@ -148,8 +148,8 @@ class _Decoder:
         return value
 
     def _number(self, found: re.Match[str]) -> int | float:
-        if len(found[0]) > _MAX_DIGITS:
-            self._fail(f"a number of {len(found[0]):,} digits; at most {_MAX_DIGITS:,} are read")
+        if len(found[0]) > MAX_DIGITS:
+            self._fail(f"a number of {len(found[0]):,} digits; at most {MAX_DIGITS:,} are read")
         value = float(found[0]) if found[1] or found[2] else int(found[0])
         if isinstance(value, float) and math.isinf(value):
             self._fail("a number larger than any that can be used")

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
 
 from spanflow.ir.nodes import DEFAULT_SEPARATOR
-from spanflow.ir.ranges import MAX_INT, MAX_N, MAX_STOPS
+from spanflow.ir.numbers import MAX_INT
+from spanflow.ir.ranges import MAX_N, MAX_STOPS
 
 #: The version of the JSON form that is written, and the only one that is read.
 VERSION = 1
@@ -24,9 +25,7 @@ Nodes: TypeAlias = Annotated[list[Any], WithJsonSchema({"type": "array", "items"
 SomeNodes: TypeAlias = Annotated[
     list[Any], Field(min_length=1), WithJsonSchema({"type": "array", "items": _NODE, "minItems": 1})
 ]
-RungText: TypeAlias = Annotated[
-    str, StringConstraints(pattern=r"^(exact|moved|repair\([1-9][0-9]*\))$", max_length=4000)
-]
+RungText: TypeAlias = Annotated[str, StringConstraints(pattern=r"^(exact|moved|repair\([1-9][0-9]{0,9}\))$")]
 AnchorText: TypeAlias = Literal["header", "head", "none"]
 StopText: TypeAlias = Annotated[str, StringConstraints(min_length=1)]
 SchemaOrText: TypeAlias = Annotated[Any, WithJsonSchema({"type": ["object", "boolean", "string", "null"]})]

@@ -60,8 +60,10 @@ def described(value: Any) -> str:
             return "a very large number"
         case str():
             return f"the text {value[:40]!a}{'…' if len(value) > 40 else ''}"
-        case list() | tuple():
+        case list():
             return f"a list of {len(value)}"
+        case tuple():
+            return f"a tuple of {len(value)}, which JSON has not"
         case dict():
             return "an object"
         case _:

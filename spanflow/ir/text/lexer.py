@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+from spanflow.ir.numbers import MAX_DIGITS
 from spanflow.ir.text.source import Source
 from spanflow.ir.text.strings import QUOTES, EscapeError, unblocked, unquoted
 
@@ -23,7 +24,6 @@ _KEY = re.compile(r":([A-Za-z_][\w-]*)", re.ASCII)
 _WORD = re.compile(r"[^\s()\[\]{}\",:;]+")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _LIKE_A_NUMBER = re.compile(r"[-+.]?[0-9]")
-_MAX_DIGITS = 4000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +127,8 @@ def _word(source: Source, start: int, lines: int) -> Token:
 
 def _number(source: Source, start: int, found: re.Match[str]) -> int | float:
     end = start + len(found[0])
-    if len(found[0]) > _MAX_DIGITS:
-        raise source.error(start, end, f"this number has {len(found[0]):,} digits; at most {_MAX_DIGITS:,} are read")
+    if len(found[0]) > MAX_DIGITS:
+        raise source.error(start, end, f"this number has {len(found[0]):,} digits; at most {MAX_DIGITS:,} are read")
     if not found[1] and not found[2]:
         return int(found[0])
     number = float(found[0])
