@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from spanflow.compile import Compiled
 from spanflow.engine.context import count_span, in_context, source_key
 from spanflow.errors import QueryError
-from spanflow.ir.draw import tree_mermaid, tree_text
+from spanflow.ir.draw import tree_mermaid, tree_svg, tree_text
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
 from spanflow.lowering.lower import Generated, Lowered, lower
@@ -167,10 +167,10 @@ class Explanation:
         return self.describe()
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """What a notebook shows: a picture, and text where it draws none, or where the picture would be too large."""
+        """What a notebook shows: a picture; Mermaid where it draws that, and the tree is not too large for it."""
         drawing = self.mermaid()
-        picture = {"text/vnd.mermaid": drawing} if drawing.count(" --> ") <= _MAX_EDGES else {}
-        return picture | {"text/plain": str(self)}
+        mermaid = {"text/vnd.mermaid": drawing} if drawing.count(" --> ") <= _MAX_EDGES else {}
+        return mermaid | {"image/svg+xml": tree_svg(self.root), "text/plain": str(self)}
 
 
 def _check_stage(stage: str | None) -> None:

@@ -14,6 +14,7 @@ from scripted_engine import SpeakingTokenizer
 from spanflow import QueryError, commute, fragment, generate, seq, system, user
 from spanflow.compile import as_generate, compile_query
 from spanflow.explain import Cost, Explanation, _explain_passes, explain, predict
+from spanflow.ir.draw import tree_svg
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 from spanflow.lowering.template import ChatTemplate
 from spanflow.runner import RunOptions
@@ -180,20 +181,21 @@ def test_notebooks_draw_an_explanation() -> None:
     assert explanation.mermaid().startswith('flowchart TD\n    n0["G max_tokens=8"]\n    n1["✶"]\n')
     assert explanation._repr_mimebundle_() == {
         "text/vnd.mermaid": explanation.mermaid(),
+        "image/svg+xml": tree_svg(explanation.root),
         "text/plain": str(explanation),
     }
     assert "root" not in explanation.to_dict()
 
 
-def test_a_picture_too_large_for_mermaid_is_left_out() -> None:
+def test_what_is_too_large_for_mermaid_is_drawn_without_it() -> None:
     drawn = [
         explained(generate(user(commute([f"text {i}" for i in range(number)]), "Which?")), window=None)
         for number in (497, 498)
     ]
     assert [explanation.mermaid().count(" --> ") for explanation in drawn] == [500, 501]
     assert [set(explanation._repr_mimebundle_()) for explanation in drawn] == [
-        {"text/vnd.mermaid", "text/plain"},
-        {"text/plain"},
+        {"text/vnd.mermaid", "image/svg+xml", "text/plain"},
+        {"image/svg+xml", "text/plain"},
     ]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spanflow.errors import QueryError
-from spanflow.ir.numbers import MAX_DIGITS, num_digits, shown_number
+from spanflow.ir.numbers import MAX_DIGITS, TOO_LONG, shown_number
 from spanflow.ir.ranges import check_text
 
 #: Levels of lists and objects in metadata and schemas.
@@ -39,7 +39,7 @@ def check_data(value: object, where: str) -> None:
             case None | bool():
                 pass
             case int():
-                if num_digits(item) > MAX_DIGITS:
+                if abs(item) >= TOO_LONG:
                     raise QueryError(
                         f"{here}: {shown_number(item)}, and at most {MAX_DIGITS:,} can be read again; write text for it"
                     )

@@ -1,9 +1,10 @@
-"""Pictures of a tree: indented text for terminals, Mermaid for notebooks and pages."""
+"""Pictures of a tree: indented text for terminals, Mermaid and SVG for notebooks and pages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from html import escape
 from typing import Any, assert_never
 
 from spanflow.ir.nodes import (
@@ -24,6 +25,10 @@ from spanflow.ir.walk import children
 
 _MIN_WIDTH = 24
 _MERMAID_WIDTH = 48
+_SVG_WIDTH = 72
+_ROW_HEIGHT = 20
+#: Levels that a picture indents.
+_MAX_LEVELS = 20
 _ROLE_SYMBOL = {"system": "S", "user": "U", "assistant": "A"}
 _ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _ESCAPES_IN_QUOTES = _ESCAPES | {'"': '\\"', "\\": "\\\\"}
@@ -76,6 +81,41 @@ def tree_mermaid(root: Node) -> str:
             edges.append(f"    n{parent} --> n{number}")
         stack.extend((child, number) for child in reversed(children(node)))
     return "\n".join(lines + edges)
+
+
+def tree_svg(root: Node, max_rows: int = 200) -> str:
+    """The tree as an SVG picture, one node a row; of a larger one the first `max_rows`, and how many are left out.
+
+    Texts are shortened, and none can end an element.
+    """
+    rows: list[str] = []
+    rails: list[str] = []
+    num_left_out = 0
+    stack: list[tuple[Node, int, int | None]] = [(root, 0, None)]
+    while stack:
+        node, depth, parent = stack.pop()
+        if len(rows) == max_rows:
+            num_left_out += 1
+        else:
+            number = len(rows)
+            x, y = _ROW_HEIGHT * min(depth, _MAX_LEVELS), _ROW_HEIGHT * number
+            level = f"[level {depth}] " if depth > _MAX_LEVELS else ""
+            label = _cut(level + _label(node, _SVG_WIDTH), _SVG_WIDTH + len(level))
+            bold = ' font-weight="bold"' if isinstance(node, Commute | Generate) else ""
+            rows.append(f'<text x="{x + 8}" y="{y + 16}"{bold}>{escape(label)}</text>')
+            if parent is not None and depth <= _MAX_LEVELS:
+                corner = x - _ROW_HEIGHT + 12
+                rails.append(f"M{corner} {_ROW_HEIGHT * parent + 20}V{y + 12}H{x + 5}")
+            parent = number
+        stack.extend((child, depth + 1, parent) for child in reversed(children(node)))
+    if num_left_out:
+        rows.append(f'<text x="8" y="{_ROW_HEIGHT * len(rows) + 16}">… and {num_left_out:,} more</text>')
+    width, height = 8 * (_SVG_WIDTH + 20) + _ROW_HEIGHT * _MAX_LEVELS // 2, _ROW_HEIGHT * len(rows) + 6
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="monospace" '
+        f'font-size="13"><rect width="100%" height="100%" fill="#fff"/><path d="{"".join(rails)}" fill="none" '
+        f'stroke="#999"/>{"".join(rows)}</svg>'
+    )
 
 
 def _label(node: Node, width: int) -> str:

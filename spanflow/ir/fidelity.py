@@ -63,13 +63,15 @@ def as_rung(value: Rung | str, where: str = "rung") -> Rung:
                 return repair(int(found[1]))
             except QueryError as error:
                 raise QueryError(f"{where}: {error}") from None
-        case int() | float():
-            shown = shown_number(value)
-        case str() if len(value) > _MAX_SHOWN:
-            shown = f"{value[:_MAX_SHOWN]!r}…"
-        case _:
-            shown = repr(value)
-    raise QueryError(f"{where}: {shown} is no rung; say 'exact', 'moved' or 'repair(N)', for example 'repair(32)'")
+    raise QueryError(
+        f"{where}: {_shown(value)} is no rung; say 'exact', 'moved' or 'repair(N)', for example 'repair(32)'"
+    )
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int | float):
+        return shown_number(value)
+    return f"{value[:_MAX_SHOWN]!r}…" if isinstance(value, str) and len(value) > _MAX_SHOWN else repr(value)
 
 
 def as_anchor(value: str, where: str = "anchor") -> Anchor:

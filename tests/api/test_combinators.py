@@ -268,7 +268,7 @@ def test_no_other_value_is_ever_read(value: Any) -> None:
             build(value)
 
 
-@pytest.mark.parametrize("number", [10**400, 10**5000, -(10**5000)])
+@pytest.mark.parametrize("number", [10**400, 10**5000, -(10**5000)], ids=["large", "larger", "least"])
 def test_numbers_beyond_all_bounds_are_refused_in_few_words(number: int) -> None:
     """Python itself writes out 4,300 digits at most."""
     for call in (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import queries, shelf, texts
 
-from spanflow.ir.draw import tree_mermaid, tree_text
+from spanflow.ir.draw import tree_mermaid, tree_svg, tree_text
 from spanflow.ir.fidelity import repair
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Sampling, Seq, Text
 from spanflow.ir.walk import preorder
@@ -118,3 +119,34 @@ def test_a_deep_tree_is_drawn_with_levels_as_numbers() -> None:
 @pytest.mark.parametrize("width", [-1, 0, 24])
 def test_a_senseless_width_is_the_smallest(width: int) -> None:
     assert tree_text(JUDGE, width) == tree_text(JUDGE, 24)
+
+
+def svg_rows(picture: str) -> list[str]:
+    """The texts of a picture, which is parsed as a reader of XML would."""
+    return [element.text or "" for element in ElementTree.fromstring(picture) if element.tag.endswith("text")]
+
+
+def test_tree_svg() -> None:
+    picture = tree_svg(Generate(Message("user", (Commute((Text("a <b>"), Text("c"))), Text("Which?")))))
+    assert svg_rows(picture) == ["G", "U", "+", '"a <b>"', '"c"', '"Which?"']
+    assert 'd="M12 20V32H25M32 40V52H45M52 60V72H65M52 60V92H65M32 40V112H45"' in picture
+    assert 'height="126"' in picture
+
+
+@given(queries())
+def test_a_picture_has_a_row_for_each_node(root: Node) -> None:
+    rows = svg_rows(tree_svg(root, max_rows=10**6))
+    assert len(rows) == sum(1 for _ in preorder(root))
+    assert all(len(row) <= 90 for row in rows)
+
+
+def test_large_and_deep_trees_are_drawn_in_part() -> None:
+    wide = Commute(tuple(Text(str(i)) for i in range(500)))
+    assert svg_rows(tree_svg(wide, max_rows=10))[-2:] == ['"8"', "… and 491 more"]
+    deep: Node = Text("bottom")
+    for _ in range(5_000):
+        deep = Seq((deep, Text("beside")))
+    rows = svg_rows(tree_svg(deep))
+    assert len(rows) == 201
+    assert rows[21] == "[level 21] ✶"
+    assert rows[-1] == "… and 9,801 more"

@@ -139,7 +139,10 @@ def test_the_line_and_the_column_are_named() -> None:
             {"spanflow": 1, "query": {"type": "fragment", "text": "a", "metadata": {1: 2}}},
             r"^\$\.query\.metadata: keys must be text, got the number 1",
         ),
-        ({"spanflow": 1, "query": {"type": "user", "parts": ("a",)}}, r"parts: expected a list, got a list of 1"),
+        (
+            {"spanflow": 1, "query": {"type": "user", "parts": ("a",)}},
+            r"parts: expected a list, got a tuple of 1, which",
+        ),
         (
             {"spanflow": 1, "query": {3: 4, "type": "user", "parts": []}},
             r"^\$\.query: keys must be text, got the number 3",

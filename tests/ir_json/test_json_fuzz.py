@@ -152,7 +152,9 @@ def test_deep_queries_of_spnl() -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [10**4000 - 1, 10**4100, 10**5000, -(10**5000), 2**63, 1e308, -0.0, math.inf, math.nan]
+    "number",
+    [10**4000 - 1, 10**4100, 10**5000, -(10**5000), 2**63, 1e308, -0.0, math.inf, math.nan],
+    ids=range(9),
 )
 def test_huge_numbers_in_all_values(number: float) -> None:
     for name, model in MODELS.items():

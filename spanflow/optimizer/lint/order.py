@@ -94,7 +94,7 @@ def asks_for_rank(reading: Reading, limits: Limits) -> Iterator[Found]:
     """Words beside a commute that name one of its operands by its place, or ask for its number."""
     for group, texts in _groups(reading):
         labelled = {said.operand for said in texts if _index_of(said)}
-        if reading.num_operands(group) < 2 or labelled >= set(group.operands):
+        if group.num_operands < 2 or labelled >= set(group.operands):
             continue
         for said in reading.texts:
             if said.group is not None or said.is_fragment or said.role == "assistant":
@@ -111,6 +111,9 @@ def asks_for_rank(reading: Reading, limits: Limits) -> Iterator[Found]:
 
 def holds_question(reading: Reading, limits: Limits) -> Iterator[Found]:
     """The question as an operand of the commute that it asks about."""
+    parts = list(enumerate(reading.parts))
+    last_of = {part.group: i for i, part in parts}
+    last_asked = max((i for i, part in parts if isinstance(part, Said) and part.role == "user"), default=-1)
     for group, texts in _groups(reading):
         if len(group.operands) < 2:
             continue
@@ -121,9 +124,7 @@ def holds_question(reading: Reading, limits: Limits) -> Iterator[Found]:
         question = questions[0]
         if len([said for said in own if said.operand == question.operand]) > 1:
             continue
-        last = max(i for i, part in enumerate(reading.parts) if part.group is group)
-        is_asked_behind = any(isinstance(part, Said) and part.role == "user" for part in reading.parts[last + 1 :])
-        if is_asked_behind and not _ASKING.match(question.text):
+        if last_asked > last_of[group] and not _ASKING.match(question.text):
             continue
         yield (
             question.place if question.operand is None else question.operand.place,

@@ -18,13 +18,19 @@ class Group:
     place: Place
     operands: list[Operand] = field(default_factory=list)
 
+    @property
+    def num_operands(self) -> int:
+        """How many operands commute there, samples counted."""
+        return sum(operand.num_samples for operand in self.operands)
+
 
 @dataclass(slots=True, eq=False)
 class Operand:
-    """What commutes in a group, and where it stands."""
+    """What commutes in a group, and where it stands; `num_samples` counts the answers of one that is generated."""
 
     place: Place
     group: Group
+    num_samples: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,11 +95,6 @@ class Reading:
         """The inner generations in reading order."""
         return [part for part in self.parts if isinstance(part, Answer)]
 
-    def num_operands(self, group: Group) -> int:
-        """How many operands commute there, samples counted."""
-        samples = {answer.operand: answer.num_samples for answer in self.answers if answer.is_operand}
-        return sum(samples.get(operand, 1) for operand in group.operands)
-
 
 def readings(root: Node) -> Iterator[Reading]:
     """The prompts of all generates of a tree, outer ones first; and what stands outside of all of them."""
@@ -130,7 +131,7 @@ def _read(reader: Generate | Chat | None, top: Node, place: Place) -> Reading:
         visit = stack.pop()
         node, operand = visit.node, visit.operand
         if visit.commute is not None and not isinstance(node, Commute):
-            operand = Operand(visit.place, visit.commute)
+            operand = Operand(visit.place, visit.commute, node.n if isinstance(node, Generate) else 1)
             visit.commute.operands.append(operand)
         match node:
             case Text(text=text) | Fragment(text=text):
