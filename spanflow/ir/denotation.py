@@ -3,7 +3,9 @@
 An ordered join is a sequence, and a commute is a multiset of sequences. A message is a role with the sequence of its
 parts; bare text beside messages is a user's message. Joins nest without effect, so they are spliced. Each operand of a
 commute carries what holds for it: rung, anchor, whether it may be judged in parts, and inside a message its separator.
-A commute of one message that nothing is asked of is that message. Empty text is nothing.
+A commute of one message that nothing is asked of is that message. Empty text is nothing. An ordered join is one operand
+of a commute, also where it holds nothing but another commute; outside of messages it is that commute, if nothing is
+asked of that.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class _Operand:
 
 
 class _Multiset(NamedTuple):
-    """The meaning of a commute. `is_open`: it asks for nothing itself, so a commute around it may take it in."""
+    """The meaning of a commute. `is_open`: nothing is asked of any of it, so that it is the same in an ordered join."""
 
     operands: tuple[_Operand, ...]
     is_open: bool
@@ -124,7 +126,7 @@ def _meaning(visit: _Visit, below: Sequence[_Value]) -> _Value:
         case Message(role=role):
             return [f"{role}⟨{_spelled(_spliced(below))}⟩"]
         case Seq():
-            return _spliced(below)
+            return [_sealed(item, visit) for item in _spliced(below)]
         case Commute():
             return _multiset(visit, node, below)
         case Generate(sampling=sampling, n=n, model=model):
@@ -147,23 +149,29 @@ def _spliced(below: Iterable[_Value]) -> list[str | _Multiset]:
     return [item for value in below for item in value]
 
 
+def _sealed(item: str | _Multiset, visit: _Visit) -> str | _Multiset:
+    """An item of an ordered join: no commute around that may take it apart, but for an open one outside of messages."""
+    return item if isinstance(item, _Multiset) and item.is_open and not visit.in_message else str(item)
+
+
 def _multiset(visit: _Visit, node: Commute, below: Sequence[_Value]) -> _Value:
     in_message = visit.in_message or visit.is_one_message()
     operands: list[_Operand] = []
     alone: _Value = []
-    for operand, value in zip(node.operands, below, strict=True):
+    is_open = node.rung is None and node.anchor is None and not node.associative
+    for value in below:
         match value:
             case []:
                 continue
-            case [_Multiset(inner, is_open)] if isinstance(operand, Commute) or (is_open and not in_message):
+            case [_Multiset(inner, inner_is_open)]:
                 operands += [_within(node, one) for one in inner]
+                is_open = is_open and inner_is_open
             case _:
                 separator = node.separator if in_message else None
                 operands.append(_Operand(_spelled(value), node.rung, node.anchor, node.associative, separator))
         alone = value
     if not operands:
         return []
-    is_open = node.rung is None and node.anchor is None and not node.associative
     if len(operands) == 1 and not in_message and str(operands[0]) == operands[0].text:
         return alone
     found = _Multiset(tuple(operands), is_open)

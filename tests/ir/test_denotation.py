@@ -37,8 +37,13 @@ A, B, C = user("a"), user("b"), user("c")
         (commute(A, commute(B), rung="exact"), commute(A, B, rung="exact")),
         (commute(A, B, separator="-"), commute(A, B)),
         (commute("a", A), commute(A, A)),
+        (
+            commute(seq(commute(commute(B, C, rung="moved"))), A, rung="moved"),
+            commute(seq(commute(B, C, rung="moved")), A, rung="moved"),
+        ),
+        (commute(commute(seq(commute(A, rung="moved"))), B), commute(seq(commute(A, rung="moved")), B)),
     ],
-    ids=range(16),
+    ids=range(18),
 )
 def test_written_in_another_way(one: Node, other: Node) -> None:
     assert denote(one) == denote(other)
@@ -78,8 +83,9 @@ def test_written_in_another_way(one: Node, other: Node) -> None:
         (generate(seq(A, B)), seq(A, generate(B))),
         (user(retrieve(shelf, "a")), user(retrieve(shelf, "b"))),
         (Text("user⟨'a'⟩"), A),
+        (commute(seq(commute(B, C, rung="moved")), A, rung="moved"), commute(B, C, A, rung="moved")),
     ],
-    ids=range(31),
+    ids=range(32),
 )
 def test_what_means_something_else(one: Node, other: Node) -> None:
     assert denote(one) != denote(other)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from spanflow.ir.nodes import DEFAULT_SEPARATOR, Chat, Commute, Generate, Message, Node, Seq
 from spanflow.ir.walk import with_children
 from spanflow.optimizer.rule import RuleSet
-from spanflow.optimizer.rules.level import check_width, holds_messages, may_leave_seq, sole_operand
+from spanflow.optimizer.rules.level import asks_nothing, check_width, holds_messages, may_leave_seq, sole_operand
 
 
 def flatten_commute(node: Commute) -> Node | None:
@@ -85,18 +85,16 @@ def _inner(operands: Iterable[Node], outer: Commute) -> Commute | None:
         inner: Node | None = operand
         while isinstance(inner, Seq):
             inner = sole_operand(inner)
-        if isinstance(inner, Commute):
+        if isinstance(inner, Commute) and (not isinstance(operand, Seq) or may_leave_seq(inner)):
             inner = only_commute(inner) or inner
-            if joins(inner, outer) and (not isinstance(operand, Seq) or may_leave_seq(inner)):
+            if joins(inner, outer):
                 return inner
     return None
 
 
 def _only(node: Node) -> Node | None:
     """The operand of a commute of one that asks for nothing; None where it is something else."""
-    if not isinstance(node, Commute) or node.rung is not None or node.anchor is not None or node.associative:
-        return None
-    return sole_operand(node)
+    return sole_operand(node) if isinstance(node, Commute) and asks_nothing(node) else None
 
 
 def _each(seq: Seq) -> tuple[Node, ...]:

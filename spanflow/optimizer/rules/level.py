@@ -44,14 +44,23 @@ def sole_operand(join: Seq | Commute) -> Node | None:
     return sole
 
 
-def may_leave_seq(commute: Commute) -> bool:
-    """Whether `✶[+[...]]` is `+[...]` wherever it stands.
+def asks_nothing(commute: Commute) -> bool:
+    """Whether a commute has no option that says how its operands are treated."""
+    return commute.rung is None and commute.anchor is None and not commute.associative
 
-    In a commute around it, its separators and its options would mean something else: so only where it joins messages
-    and asks for nothing.
+
+def may_leave_seq(commute: Commute) -> bool:
+    """Whether `✶[+[...]]` is known to be `+[...]` wherever it stands. False where it is not known.
+
+    In a commute around it, its separators and its options, and those of commutes that are operands of it, would mean
+    something else: so only where it joins messages, and none of these asks for anything.
     """
-    asks_nothing = commute.rung is None and commute.anchor is None and not commute.associative
-    return asks_nothing and holds_messages(commute)
+    commutes = [commute]
+    for inner in commutes:
+        if not asks_nothing(inner) or len(commutes) > _MAX_JOINS:
+            return False
+        commutes += [operand for operand in inner.operands if isinstance(operand, Commute)]
+    return holds_messages(commute)
 
 
 def check_width(operands: list[Node]) -> None:
