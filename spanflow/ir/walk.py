@@ -9,6 +9,8 @@ from typing import Any, assert_never
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Query, Retrieve, Seq, Text
 
 ROOT = "$"
+#: The kinds of nodes without children.
+LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
 
 
 def _none(node: Node) -> tuple[Node, ...]:
@@ -120,6 +122,13 @@ def holds(root: Node, says: Callable[[Node], bool | None], known: dict[bytes, bo
             known[node.digest] = False
             above.pop()
     return False
+
+
+def is_answer(node: Node) -> bool | None:
+    """Whether a node stands for an answer of the model, as `holds` asks it."""
+    if isinstance(node, Generate | Chat):
+        return True
+    return False if type(node) in LEAVES else None
 
 
 def fold(root: Node, build: Callable[[Node, list[object]], object]) -> object:

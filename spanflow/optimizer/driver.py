@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from spanflow.errors import OptimizerError, QueryError
-from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Seq, Text
-from spanflow.ir.walk import children, with_children
+from spanflow.ir.nodes import Chat, Generate, Message, Node
+from spanflow.ir.walk import LEAVES, children, holds, is_answer, with_children
 from spanflow.optimizer.rule import Rule, RuleSet, by_kind
 from spanflow.optimizer.trace import Place, Step, short_path
 
@@ -18,9 +18,7 @@ from spanflow.optimizer.trace import Place, Step, short_path
 _FREE_STEPS = 5_000
 _FREE_WIDTH = 1_000
 _PER_NODE = 10
-_LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
 _ASKS: frozenset[type[Node]] = frozenset({Generate, Chat})
-_JOINS: frozenset[type[Node]] = frozenset({Seq, Commute})
 
 
 class Rewritten(NamedTuple):
@@ -93,7 +91,7 @@ class _Run:
         self.normal: dict[bytes, Node] = {}
         # What need not be entered: no rule looks at it, nor at anything that may stand below it. A message in which
         # nothing is generated holds neither generates nor chats.
-        self.closed = {leaf for leaf in _LEAVES if leaf not in self.rules}
+        self.closed = {leaf for leaf in LEAVES if leaf not in self.rules}
         if self.rules.keys() <= _ASKS:
             self.closed.add(Message)
         # What was looked at is known by ids, and so kept alive: in which nodes something is to be done, and what a rule
@@ -239,17 +237,8 @@ def _first(node: Node, table: Mapping[type[Node], RuleSet]) -> tuple[Rule, Node]
 
 
 def _generates(message: Node) -> bool:
-    """Whether something is generated inside a message."""
-    stack = [message]
-    while stack:
-        for part in children(stack.pop()):
-            if (kind := type(part)) in _LEAVES:
-                continue
-            if kind in _ASKS:
-                return True
-            if kind in _JOINS:
-                stack.append(part)
-    return False
+    """Whether something is generated inside a message. Most hold leaves alone, which is seen at once."""
+    return not LEAVES.issuperset(map(type, children(message))) and holds(message, is_answer)
 
 
 def _names(rules: Mapping[str, int | None]) -> str:
@@ -265,7 +254,7 @@ def _num_nodes(root: Node) -> int:
         below = children(stack.pop())
         num_nodes += len(below)
         for child in below:
-            if type(child) not in _LEAVES and child.digest not in seen:
+            if type(child) not in LEAVES and child.digest not in seen:
                 seen.add(child.digest)
                 stack.append(child)
     return num_nodes

@@ -15,11 +15,9 @@ from typing import NamedTuple, Protocol
 
 from spanflow.errors import OptimizerError
 from spanflow.ir.fidelity import EXACT, Rung
-from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Retrieve, Text
-from spanflow.ir.walk import children, holds, with_children
+from spanflow.ir.nodes import Chat, Commute, Generate, Message, Node
+from spanflow.ir.walk import LEAVES, children, holds, is_answer, with_children
 from spanflow.optimizer.trace import Place, Step
-
-_LEAVES: frozenset[type[Node]] = frozenset({Text, Fragment, Retrieve})
 
 
 class OrderHint(Protocol):
@@ -44,7 +42,7 @@ def canonical_order(operands: Sequence[Node], generated: dict[bytes, bool] | Non
     which that is, for further calls.
     """
     known = {} if generated is None else generated
-    keys = [(holds(operand, _is_generated, known), operand.digest) for operand in operands]
+    keys = [(holds(operand, is_answer, known), operand.digest) for operand in operands]
     return sorted(range(len(operands)), key=keys.__getitem__)
 
 
@@ -72,7 +70,7 @@ class RecentOrders:
     def _order(self, operands: Sequence[Node], head: bytes) -> list[int]:
         places: dict[bytes, list[int]] = {}
         for index in range(len(operands) - 1, -1, -1):
-            if not holds(operands[index], _is_generated):
+            if not holds(operands[index], is_answer):
                 places.setdefault(operands[index].digest, []).append(index)
         best: tuple[bytes, ...] = ()
         for known_head, digests in reversed(self._recent):
@@ -167,7 +165,7 @@ class _Visit(NamedTuple):
         return [
             _Visit(child, Place(self.place, self.node, number), commutes if type(child) is Commute else others)
             for number, child in enumerate(children(self.node))
-            if not (type(child) in _LEAVES or (type(child) is Message and _LEAVES.issuperset(map(type, child.parts))))
+            if not (type(child) in LEAVES or (type(child) is Message and LEAVES.issuperset(map(type, child.parts))))
         ]
 
 
@@ -208,12 +206,6 @@ def _usable(digests: Sequence[bytes], places: dict[bytes, list[int]]) -> tuple[b
     return tuple(digests)
 
 
-def _is_generated(node: Node) -> bool | None:
-    if isinstance(node, Generate | Chat):
-        return True
-    return False if type(node) in _LEAVES else None
-
-
 def _may_have_exact(root: Node, rung: Rung | None) -> bool:
     """Whether there is any commute that could be exact: a quick look, since most trees have none."""
     stack = [root]
@@ -221,5 +213,5 @@ def _may_have_exact(root: Node, rung: Rung | None) -> bool:
         node = stack.pop()
         if isinstance(node, Commute) and (node.rung or rung) == EXACT:
             return True
-        stack += [child for child in children(node) if type(child) not in _LEAVES]
+        stack += [child for child in children(node) if type(child) not in LEAVES]
     return False
