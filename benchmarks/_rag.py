@@ -72,8 +72,10 @@ class Record:
     """What was measured of one contestant at one point: one entry a round in each list.
 
     `hits` have all documents' KV in the cache, `misses` none of it; a contestant without spans has `hits` alone.
-    `move_seconds` is what moves took of a hit. `likelihoods` has, for each question of a round, the log-likelihood per
-    token of its accepted answer, and `firsts` the probabilities of an answer's likeliest first tokens.
+    `repeats` (of the exact rung) have the documents in the order of the prompt before, as a prefix that is in the
+    cache: as fast as it can be, where nothing has to be moved. `move_seconds` is what moves took of a hit.
+    `likelihoods` has, for each question of a round, the log-likelihood per token of its accepted answer, and `firsts`
+    the probabilities of an answer's likeliest first tokens.
     """
 
     hits: list[list[Answer]] = field(default_factory=list)
@@ -81,6 +83,7 @@ class Record:
     move_seconds: list[float] = field(default_factory=list)
     likelihoods: list[list[float]] = field(default_factory=list)
     firsts: list[list[dict[int, float]]] = field(default_factory=list)
+    repeats: list[list[Answer]] = field(default_factory=list)
 
 
 def rag_prompt(
@@ -133,6 +136,9 @@ async def run_round(
             engine = pair.stock if contestant.rung is None else pair.ours
             prompt = prompt_for(pair.template, contestant, orders[0], _question(asked, 0))
             record.hits.append([await pair.ask(engine, prompt)])
+            if contestant == FULL:
+                again = (prompt_for(pair.template, FULL, orders[0], _question(asked, n)) for n in range(1, len(orders)))
+                record.repeats.append([await pair.ask(pair.ours, prompt) for prompt in again])
         await _measure_quality(pair, contestant, orders[0], asked[:num_questions], record)
 
 

@@ -69,10 +69,11 @@ def rows(records: Records) -> list[Row]:
         stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
         for who, record in by_contestant.items():
             good = quality(record, stock, closed)
-            for cache, rounds in (("hit", record.hits), ("new", record.misses)):
+            known = "hit" if who.has_spans else "recomputed"
+            for cache, rounds in ((known, record.hits), ("new", record.misses), ("prefix hit", record.repeats)):
                 if _flat(rounds):
                     row = _times(point, rounds, baseline(by_contestant)) | good
-                    row["contestant"], row["cache"] = who.name, cache if who.has_spans else "recomputed"
+                    row["contestant"], row["cache"] = who.name, cache
                     row["move_share"] = move_share(record) if cache == "hit" else None
                     out.append(row)
             if not _flat(record.hits) and good:
@@ -142,7 +143,8 @@ def move_share(record: Record) -> float | None:
 def figures(records: Records) -> dict[str, float]:
     """Numbers by name: `hit_*` is the baseline's time over that of a hit, `miss_*` the time with all documents new
     over the baseline's, `moves_share_*` the share of a hit's time spent in moves, `kept_*` the share of what documents
-    add, `exact_*` stock's time over that of the exact rung, which should be 1."""
+    add, `exact_*` stock's time over that of the exact rung, which should be 1. `of_prefix_hit_*` is the time of an
+    ordinary prefix hit, which needs no moves and can't be beaten, over that of a moved hit."""
     found: dict[str, float] = {}
     for point, by_contestant in records.items():
         stock, closed, base = by_contestant[STOCK], by_contestant[CLOSED_BOOK], baseline(by_contestant)
@@ -159,8 +161,11 @@ def figures(records: Records) -> dict[str, float]:
             if isinstance(kept, float):
                 found[f"kept_{point.label}_{name}"] = kept
         if FULL in by_contestant and _flat(by_contestant[FULL].hits):
-            full = ttfts(by_contestant[FULL].hits)
-            found[f"exact_{point.label}"] = ratio_spread(ttfts(stock.hits), full).median
+            full = by_contestant[FULL]
+            found[f"exact_{point.label}"] = ratio_spread(ttfts(stock.hits), ttfts(full.hits)).median
+            moved = by_contestant.get(MOVED_HEADER)
+            if moved is not None and _flat(moved.hits) and _flat(full.repeats):
+                found[f"of_prefix_hit_{point.label}"] = ratio_spread(ttfts(full.repeats), ttfts(moved.hits)).median
     return found
 
 
@@ -168,7 +173,8 @@ def notes(records: Records) -> list[str]:
     """What to know about the rows, such as spans of hits that were not in the cache after all."""
     found = [
         "baseline: the faster of stock vLLM and the exact rung on our engine, which compute the same tokens",
-        "hit: all documents' KV is in the cache, their order is new; new: the cache was emptied before",
+        "hit: all documents' KV is in the cache, their order is new; new: the cache was emptied before; prefix hit: "
+        "the documents in the order of the prompt before",
         "log-lik.: per token of the accepted answers; kept: the share of what the documents add to it under stock's "
         "full attention; distance: between the distributions of the first token of this answer and of "
         "stock's (total variation), median",
@@ -190,8 +196,12 @@ def panel(records: Records) -> Panel:
     lines: dict[str, dict[int, Spread]] = {}
     for point, by_contestant in records.items():
         for who, record in by_contestant.items():
-            for cache, rounds in (("hit", record.hits), ("new", record.misses)):
+            known = f"{who.name}, hit" if who.has_spans else who.name
+            for name, rounds in (
+                (known, record.hits),
+                (f"{who.name}, new", record.misses),
+                (f"{who.name}, prefix hit", record.repeats),
+            ):
                 if answers := _flat(rounds):
-                    name = f"{who.name}, {cache}" if who.has_spans else who.name
                     lines.setdefault(name, {})[point.num_tokens] = spread([answer.ttft for answer in answers])
     return Panel("retrieval, documents in a new order", "tokens of the prompt, about", lines)
