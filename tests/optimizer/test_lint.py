@@ -47,6 +47,9 @@ SEA = user("The sea is blue.")
         "Unlike the above, the sky is blue. See document 2.",
         "This contradicts candidate 2.",
         "The colour is that of the one above.",
+        "As said above, the sky is blue.",
+        "The sky is blue, as explained earlier.",
+        "The above text says that the sky is blue.",
     ],
 )
 def test_sf001_an_operand_that_speaks_of_an_order(text: str) -> None:

@@ -32,7 +32,9 @@ _COUNT = re.compile(r"\s*(\d{1,3}|[A-H])[.):]\s")
 _STEP = re.compile(r"\s*(?:first|second|third|next|then|last|final)(?:ly)?\s*[,:]", re.I)
 _POINTER = re.compile(
     rf"\bthe\s+(?:{_ORDINAL}|previous|preceding|above)\s+(?:\w+\s+)?{_PIECE}\b|\b{_PIECE}\s+(?:above|below)\b|{_COUNTED}"
-    r"|\b(?:see|as|mentioned|described|shown|stated|noted|listed|quoted)\s+(?:above|below)\b"
+    r"|\b(?:see|as|mentioned|described|shown|stated|noted|listed|quoted|said|told|explained|discussed|written|given)"
+    r"\s+(?:above|below|earlier)\b"
+    r"|\bthe\s+above\s+(?:text|paragraph|section|list|table|quote|question)s?\b"
     r"|\bthe\s+(?:previous|preceding|above)\s+ones?\b|\bthe\s+ones?\s+(?:above|below|before)\b"
     r"|\b(?:read|do|use|take|consider|answer|check)\s+(?:this|it|these|them)\s+(?:first|last|next)\b"
     r"|\bthe\s+above\b(?=\s*(?:[.,;:!?)]|$|is\b|was\b|are\b|were\b))",
