@@ -28,6 +28,12 @@ _FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-ffp-
 # The second where a compiler has no OpenMP, or its runtime can't be loaded.
 _THREADS = (("-fopenmp",), ("-pthread",))
 _COMPILE_SECONDS = 120
+# What a kernel has vectors for, widest first: what Linux calls it, and how compilers do. Others get the least that
+# all processors of their kind have.
+_INSTRUCTIONS = (
+    (("avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"), "x86_64"),
+    (("avx2", "f16c"), "x86_64"),
+)
 
 
 def build_and_load(source: str, symbol: str, cache: Path) -> ctypes.CDLL | str:
@@ -38,7 +44,7 @@ def build_and_load(source: str, symbol: str, cache: Path) -> ctypes.CDLL | str:
     """
     why = ""
     for threads in _THREADS:
-        flags = (*_FLAGS, *threads)
+        flags = (*_FLAGS, *threads, *instruction_flags())
         digest = _digest(flags)
         path = cache / f"{Path(source).stem}-{digest}.so"
         library = _load(path, symbol, digest)
@@ -56,6 +62,19 @@ def build_and_load(source: str, symbol: str, cache: Path) -> ctypes.CDLL | str:
             return built
         why = built
     return why
+
+
+def instruction_flags(cpuinfo: Path = Path("/proc/cpuinfo")) -> tuple[str, ...]:
+    """How to compile for the instructions of this processor."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return ()
+    has = set(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
+    for names, machine in _INSTRUCTIONS:
+        if platform.machine() == machine and has.issuperset(names):
+            return tuple(f"-m{name}" for name in names)
+    return ()
 
 
 def _digest(flags: tuple[str, ...]) -> str:

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from spanflow.kernels.cpu import group_views, load, why_not
-from spanflow.kernels.reference import KVView, Move, run_moves
+from spanflow.kernels import cpu
+from spanflow.kernels.launch import why_not
+from spanflow.kernels.reference import KVView
+from spanflow.kernels.runner import Runner, TorchRunner
 
 _log = logging.getLogger("spanflow")
 
-Runner = Callable[[Sequence[Move]], None]
+__all__ = ["Runner", "best_runner"]
 
 
-def best_runner(views: Sequence[KVView], cache: Path) -> Runner:
-    """What runs moves on these layers: the CPU kernel where it can, otherwise the reference; the log says which.
+def best_runner(views: Sequence[KVView], cache: Path, scratch_blocks: int = 0) -> Runner:
+    """What runs moves on these layers: a kernel where it can, otherwise the reference; the log says which.
 
-    `cache` is the directory in which compiled kernels are kept.
+    `cache` is the directory in which compiled kernels are kept; `scratch_blocks` is what plans may use.
     """
-    why = next(filter(None, map(why_not, views)), "")
-    kernel = why or load(cache)
-    if isinstance(kernel, str):
-        _log.info("KV is moved by torch: %s", kernel)
-        return lambda moves: run_moves(views, moves)
+    why = why_not(views, "cpu")
+    library = why or cpu.load(cache)
+    if isinstance(library, str):
+        _log.info("KV is moved by torch: %s", library)
+        return TorchRunner(views, scratch_blocks)
     _log.info("KV is moved by the compiled CPU kernel")
-    groups = group_views(views)
-    return lambda moves: kernel.run_groups(groups, moves)
+    return cpu.CpuRunner(library, views, scratch_blocks)

@@ -6,10 +6,15 @@ moves of one batch must not read what another one of it writes: faster kernels d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+
+from spanflow.kernels.slots import Move, SlotMoves, Slots
+
+__all__ = ["KVView", "Move", "Rotation", "run_moves", "run_slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +25,8 @@ class Rotation:
     inv_freq: torch.Tensor
     neox: bool = True
 
-    def table(self, delta: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin of `delta` positions, `[rotary_dim / 2]` float64."""
+    def table(self, delta: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin of `delta` positions, `[rotary_dim / 2]` float64; of many, where they are `[num_deltas, 1]`."""
         angle = self.inv_freq.double() * delta
         return angle.cos(), angle.sin()
 
@@ -43,19 +48,6 @@ class Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """`num_tokens` tokens from `source_blocks` (the first token at `source_offset` in the first of them) to
-    `target_blocks`, their keys rotated by `delta` positions."""
-
-    source_blocks: tuple[int, ...]
-    source_offset: int
-    target_blocks: tuple[int, ...]
-    target_offset: int
-    num_tokens: int
-    delta: int
-
-
-@dataclass(frozen=True, slots=True)
 class KVView:
     """One layer: `keys` and `values` as strided views `[block, head, token, head_dim]`."""
 
@@ -71,53 +63,61 @@ class KVView:
         return float((key - other).norm() / other.norm().clamp_min(1e-12))
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """Moves token by token: where each comes from and goes to (block and offset in it, `[num_tokens]`), its angles
-    `[num_tokens, 1, rotary_dim / 2]`, and whether its keys stay as they are, `[num_tokens, 1, 1]`."""
-
-    source: tuple[torch.Tensor, torch.Tensor]
-    target: tuple[torch.Tensor, torch.Tensor]
-    cos: torch.Tensor
-    sin: torch.Tensor
-    stays: torch.Tensor
-
-
 def run_moves(layers: Sequence[KVView], moves: Sequence[Move]) -> None:
-    """Run all moves on all layers."""
-    moves = [move for move in moves if move.num_tokens]
-    if not moves:
+    """Run all moves on all layers. Their blocks may meet: all is read before anything is written."""
+    if layers:
+        run_slots(layers, (), Slots.of(moves, layers[0].keys.shape[2]))
+
+
+def run_slots(layers: Sequence[KVView], scratch: Sequence[KVView], moves: SlotMoves) -> None:
+    """Run all moves on all layers, which have blocks of one size. `scratch` has the blocks behind each one's own.
+
+    Raises IndexError where there is no such slot.
+    """
+    if not layers or not len(moves.count):
         return
-    batches: dict[object, _Batch] = {}
-    for layer in layers:
-        size, device = layer.keys.shape[2], layer.keys.device
-        batch = batches.get((size, device, id(layer.rope)))
-        if batch is None:
-            batch = batches[size, device, id(layer.rope)] = _batch(moves, size, device, layer.rope)
-        keys, values = (pages[batch.source[0], :, batch.source[1]] for pages in (layer.keys, layer.values))
-        turned = layer.rope.turn(keys, batch.cos, batch.sin)
-        layer.keys[batch.target[0], :, batch.target[1]] = torch.where(batch.stays, keys, turned)
-        layer.values[batch.target[0], :, batch.target[1]] = values
+    index = np.repeat(np.arange(len(moves.count)), moves.count)
+    within = np.arange(len(index)) - np.repeat(np.cumsum(moves.count) - moves.count, moves.count)
+    source, target = (torch.from_numpy(start[index] + within) for start in (moves.source, moves.target))
+    deltas = torch.from_numpy(moves.delta)
+    angles: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for place, layer in enumerate(layers):
+        pools = (layer, *scratch[place : place + 1])
+        device, rope = layer.keys.device, layer.rope
+        if id(rope) not in angles:
+            cos, sin = (table.float()[index, None].to(device) for table in rope.table(deltas[:, None]))
+            angles[id(rope)] = cos, sin
+        keys, values = (_read([getattr(pool, name) for pool in pools], source) for name in ("keys", "values"))
+        turned = rope.turn(keys, *angles[id(rope)])
+        stays = (deltas == 0)[index, None, None].to(device)
+        _write([pool.keys for pool in pools], target, torch.where(stays, keys, turned))
+        _write([pool.values for pool in pools], target, values)
 
 
-def _batch(moves: Sequence[Move], block_size: int, device: torch.device, rope: Rotation) -> _Batch:
-    counts = torch.tensor([move.num_tokens for move in moves])
-    cos, sin = (torch.stack(table).float() for table in zip(*(rope.table(move.delta) for move in moves), strict=True))
-    stays = torch.tensor([move.delta == 0 for move in moves])[:, None]
-    return _Batch(
-        _places([(move.source_blocks, move.source_offset, move.num_tokens) for move in moves], block_size, device),
-        _places([(move.target_blocks, move.target_offset, move.num_tokens) for move in moves], block_size, device),
-        *(table.to(device).repeat_interleave(counts.to(device), 0)[:, None] for table in (cos, sin, stays)),
-    )
+def _read(pools: Sequence[torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
+    """What the slots hold, `[num_slots, head, head_dim]`; the blocks of `pools` count on from one to the next."""
+    pages = pools[0]
+    out = pages.new_empty((len(slots), pages.shape[1], pages.shape[3]))
+    for pool, (which, block, offset) in zip(pools, _places(pools, slots), strict=True):
+        out[which] = pool[block, :, offset]
+    return out
+
+
+def _write(pools: Sequence[torch.Tensor], slots: torch.Tensor, rows: torch.Tensor) -> None:
+    for pool, (which, block, offset) in zip(pools, _places(pools, slots), strict=True):
+        pool[block, :, offset] = rows[which]
 
 
 def _places(
-    ends: Iterable[tuple[tuple[int, ...], int, int]], block_size: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """From (blocks, offset, num_tokens) the block and the offset in it of each token, `[num_tokens]` each."""
-    blocks, offsets = [], []
-    for ids, offset, num_tokens in ends:
-        slots = torch.arange(offset, offset + num_tokens)
-        blocks.append(torch.tensor(ids)[slots // block_size])
-        offsets.append(slots % block_size)
-    return torch.cat(blocks).to(device), torch.cat(offsets).to(device)
+    pools: Sequence[torch.Tensor], slots: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """For each pool which of the slots lie in it, and their block and offset there."""
+    size, device = pools[0].shape[2], pools[0].device
+    ends = np.cumsum([len(pool) * size for pool in pools])
+    if len(slots) and not (0 <= int(slots.min()) and int(slots.max()) < ends[-1]):
+        raise IndexError(f"a move names slots {int(slots.min())} to {int(slots.max())}; there are 0 to {ends[-1] - 1}")
+    for pool, end in zip(pools, ends, strict=True):
+        begin = int(end) - len(pool) * size
+        which = torch.nonzero((slots >= begin) & (slots < int(end)))[:, 0]
+        there = slots[which] - begin
+        yield which.to(device), (there // size).to(device), (there % size).to(device)

@@ -1,30 +1,25 @@
 // Moves of KV between slots of a paged cache: V is copied, K is copied and rotated by one angle per move.
 //
-// Raw pointers and strides only, so that one source serves the CPU driver and a device. Slots are
-// `block * block_size + offset`. A move's sources must not overlap its targets; its caller sees to that.
+// What the CPU driver (rerope_cpu.cpp) and the device kernel (rerope_gpu.h) share: how a launch is described, where
+// a token lies, how a pair of dimensions is rotated. Raw pointers and strides only.
 #pragma once
 
+#if defined(__CUDACC_RTC__)  // no header of a toolkit is needed at run time
+typedef signed int int32_t;
+typedef signed long long int64_t;
+typedef unsigned short uint16_t;
+typedef unsigned int uint32_t;
+#else
 #include <cstdint>
 #include <cstring>
+#endif
 
 #if defined(__CUDACC__)
 #define SPANFLOW_FN __host__ __device__ __forceinline__
 #elif defined(__GNUC__)
-// Inlined always, so that each caller compiles the loops for its own instruction set.
 #define SPANFLOW_FN inline __attribute__((always_inline))
 #else
 #define SPANFLOW_FN inline
-#endif
-
-// The loop that follows carries nothing from one iteration to the next.
-#if defined(__CUDACC__)
-#define SPANFLOW_INDEPENDENT
-#elif defined(__clang__)
-#define SPANFLOW_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
-#elif defined(__GNUC__)
-#define SPANFLOW_INDEPENDENT _Pragma("GCC ivdep")
-#else
-#define SPANFLOW_INDEPENDENT
 #endif
 
 namespace spanflow {
@@ -34,17 +29,20 @@ struct Strides {
     int64_t block, head, token, dim;
 };
 
-// A move: its blocks are `blocks[first_source ...]` and `blocks[first_target ...]` of the launch.
-struct Move {
-    int64_t first_source, first_target, num_tokens;
-    int32_t source_offset, target_offset;
-    int64_t table;  // which table of angles; below 0 the keys are copied as they are
+// K or V of all layers: the pool's blocks, then those of scratch, each an address a layer. Scratch differs in its
+// stride from block to block alone.
+struct Cache {
+    void* const* pool;
+    void* const* scratch;
+    Strides at;
+    int64_t scratch_block;
 };
 
-// Tokens of a move that lie in one block on either side.
-struct Run {
-    int64_t source_block, target_block;
+// Tokens that lie in one block on either side. Blocks count on from the pool's into scratch.
+struct Piece {
+    int32_t source, target;
     int32_t source_offset, target_offset, count;
+    int32_t table;  // which table of angles; below 0 the keys are copied as they are
 };
 
 // What is rotated: pairs (i, i + num_pairs) for neox, otherwise (2i, 2i + 1), of the first 2 * num_pairs dimensions.
@@ -55,6 +53,30 @@ struct Pairs {
     SPANFLOW_FN int64_t high(int64_t i) const { return neox ? i + num_pairs : 2 * i + 1; }
 };
 
+enum Type { kFloat32, kBFloat16, kFloat16 };
+
+// One launch: all pieces on all layers. No piece reads or writes what another one writes. Mirrored field by field in
+// launch.py; the digest of this source tells whether a library fits.
+struct Launch {
+    Cache keys, values;
+    const Piece* pieces;   // [num_pieces]
+    const float* tables;   // [num_tables, 2, num_pairs]: cos, sin
+    int64_t num_pieces;
+    int32_t num_layers, num_blocks, num_heads, block_size, head_dim;
+    int32_t type;
+    Pairs pairs;
+};
+
+// Where a token of a head begins.
+template <class T>
+SPANFLOW_FN T* place(const Cache& cache, const Launch& launch, int64_t layer, int64_t block, int64_t head,
+                     int64_t token) {
+    const int64_t within = head * cache.at.head + token * cache.at.token;
+    return block < launch.num_blocks
+               ? static_cast<T*>(cache.pool[layer]) + block * cache.at.block + within
+               : static_cast<T*>(cache.scratch[layer]) + (block - launch.num_blocks) * cache.scratch_block + within;
+}
+
 struct BFloat16 {
     uint16_t bits;
 };
@@ -63,129 +85,81 @@ struct Float16 {
     uint16_t bits;
 };
 
-SPANFLOW_FN uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    return bits;
+template <class To, class From>
+SPANFLOW_FN To bits_as(const From& from) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits, otherwise read");
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
 }
 
-SPANFLOW_FN float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
+// Conversions without branches, for one number (float, uint32_t, int32_t) or for a vector of them; rounding is to
+// nearest, ties to even.
+
+template <class F, class U>
+SPANFLOW_FN F widen_float16(U half) {
+    const U rest = (half & 0x7fff) << 13;
+    const U exponent = rest & (0x1f << 23);
+    const U normal = rest + (112 << 23);
+    const U special = rest + (224 << 23);  // infinities and NaN
+    const U tiny = bits_as<U>(bits_as<F>(rest + (113 << 23)) - bits_as<F>(rest * 0 + (113 << 23)));
+    const U size = exponent == 0 ? tiny : exponent == (0x1f << 23) ? special : normal;
+    return bits_as<F>(size | (half & 0x8000) << 16);
 }
 
-// Conversions without branches, so that loops over them vectorise; rounding is to nearest, ties to even.
+// In the upper half of the result. A NaN stays one: it comes from a bfloat16, whose lower half is 0.
+template <class U, class F>
+SPANFLOW_FN U round_bfloat16(F value) {
+    const U bits = bits_as<U>(value);
+    return bits + 0x7fff + (bits >> 16 & 1);
+}
+
+template <class U, class I, class F>
+SPANFLOW_FN U narrow_float16(F value) {
+    const U bits = bits_as<U>(value);
+    const U size = bits & 0x7fffffff;
+    const I compared = bits_as<I>(size);
+    const U normal = (size - (112 << 23) + 0xfff + (size >> 13 & 1)) >> 13;
+    // The last place of 0.5 in float32 is the smallest half: adding it rounds there.
+    const F half = bits_as<F>(size * 0 + 0x3f000000);
+    const U tiny = bits_as<U>(bits_as<F>(size) + half) - bits_as<U>(half);
+    const U finite = compared < (113 << 23) ? tiny : normal;
+    const U most = compared >= 0x477ff000 ? (bits & 0) + 0x7c00 : finite;
+    return (compared > 0x7f800000 ? (bits & 0) + 0x7e00 : most) | (bits >> 16 & 0x8000);
+}
 
 SPANFLOW_FN float widen(float value) { return value; }
-
-SPANFLOW_FN float widen(BFloat16 value) { return float_of(uint32_t(value.bits) << 16); }
-
-SPANFLOW_FN float widen(Float16 value) {
-    const uint32_t rest = uint32_t(value.bits & 0x7fff) << 13;
-    const uint32_t exponent = rest & (0x1fu << 23);
-    const uint32_t normal = rest + (112u << 23);
-    const uint32_t special = rest + (224u << 23);  // infinities and NaN
-    const uint32_t tiny = bits_of(float_of(rest + (113u << 23)) - float_of(113u << 23));
-    const uint32_t size = exponent == 0 ? tiny : exponent == (0x1fu << 23) ? special : normal;
-    return float_of(size | uint32_t(value.bits & 0x8000) << 16);
-}
-
 SPANFLOW_FN void narrow(float value, float* out) { *out = value; }
 
+#if defined(__CUDA_ARCH__)  // the same results, by instructions of sm_80 and later
+
+SPANFLOW_FN float widen(BFloat16 value) { return bits_as<float>(uint32_t(value.bits) << 16); }
+SPANFLOW_FN float widen(Float16 value) {
+    float out;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(out) : "h"(value.bits));
+    return out;
+}
 SPANFLOW_FN void narrow(float value, BFloat16* out) {
-    const uint32_t bits = bits_of(value);
-    const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    out->bits = uint16_t((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0u : rounded);
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
 }
-
 SPANFLOW_FN void narrow(float value, Float16* out) {
-    const uint32_t bits = bits_of(value), size = bits & 0x7fffffff;
-    const uint32_t normal = (size - (112u << 23) + 0xfff + (size >> 13 & 1)) >> 13;
-    // The last place of 0.5 in float32 is the smallest half: adding it rounds there.
-    const uint32_t tiny = bits_of(float_of(size) + 0.5f) - bits_of(0.5f);
-    const uint32_t finite = size < (113u << 23) ? tiny : normal;
-    const uint32_t half = size > 0x7f800000 ? 0x7e00u : size >= 0x477ff000 ? 0x7c00u : finite;
-    out->bits = uint16_t(half | (bits >> 16 & 0x8000));
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(out->bits) : "f"(value));
 }
 
-// The tokens from `token` on that lie in one block on either side, at most to the end of the target's block.
-SPANFLOW_FN Run run_at(const Move& move, const int64_t* blocks, int64_t token, int32_t block_size) {
-    const int64_t source = move.source_offset + token, target = move.target_offset + token;
-    Run run;
-    run.source_block = blocks[move.first_source + source / block_size];
-    run.target_block = blocks[move.first_target + target / block_size];
-    run.source_offset = int32_t(source % block_size);
-    run.target_offset = int32_t(target % block_size);
-    const int32_t later = run.source_offset > run.target_offset ? run.source_offset : run.target_offset;
-    const int64_t left = move.num_tokens - token, room = block_size - later;
-    run.count = int32_t(left < room ? left : room);
-    return run;
-}
+#else
+
+SPANFLOW_FN float widen(BFloat16 value) { return bits_as<float>(uint32_t(value.bits) << 16); }
+SPANFLOW_FN float widen(Float16 value) { return widen_float16<float>(uint32_t(value.bits)); }
+SPANFLOW_FN void narrow(float value, BFloat16* out) { out->bits = uint16_t(round_bfloat16<uint32_t>(value) >> 16); }
+SPANFLOW_FN void narrow(float value, Float16* out) { out->bits = uint16_t(narrow_float16<uint32_t, int32_t>(value)); }
+
+#endif
 
 template <class T>
 SPANFLOW_FN void rotate_pair(const T& a, const T& b, float cos, float sin, T* low, T* high) {
     const float x = widen(a), y = widen(b);
     narrow(x * cos - y * sin, low);
     narrow(y * cos + x * sin, high);
-}
-
-// Copy dimensions `first` to `last` of `count` tokens of one head.
-template <class T>
-SPANFLOW_FN void copy(const T* from, T* to, const Strides& at, int32_t count, int32_t first, int32_t last) {
-    if (at.dim == 1 && at.token == last - first) {
-        memcpy(to + first, from + first, size_t(count) * size_t(last - first) * sizeof(T));
-    } else if (at.dim == 1) {
-        for (int64_t t = 0; t < count; ++t)
-            memcpy(to + t * at.token + first, from + t * at.token + first, size_t(last - first) * sizeof(T));
-    } else {
-        for (int64_t d = first; d < last; ++d) {
-            const T* a = from + d * at.dim;
-            T* x = to + d * at.dim;
-            if (at.token == 1)
-                memcpy(x, a, size_t(count) * sizeof(T));
-            else
-                for (int64_t t = 0; t < count; ++t) x[t * at.token] = a[t * at.token];
-        }
-    }
-}
-
-// Copy `count` tokens of one head, rotated by `table`: cos, then sin, of `num_pairs` angles each.
-template <class T>
-SPANFLOW_FN void rotate(const T* from, T* to, const Strides& at, int32_t count, const Pairs& pairs,
-                        const float* table) {
-    const float *cos = table, *sin = table + pairs.num_pairs;
-    if (at.dim != 1) {  // transposed: along the tokens
-        for (int64_t i = 0; i < pairs.num_pairs; ++i) {
-            const int64_t low = pairs.low(i) * at.dim, high = pairs.high(i) * at.dim;
-            const T *a = from + low, *b = from + high;
-            T *x = to + low, *y = to + high;
-            const float c = cos[i], s = sin[i];
-            if (at.token == 1) {
-                SPANFLOW_INDEPENDENT
-                for (int64_t t = 0; t < count; ++t) rotate_pair(a[t], b[t], c, s, x + t, y + t);
-            } else {
-                for (int64_t t = 0; t < count; ++t) {
-                    const int64_t place = t * at.token;
-                    rotate_pair(a[place], b[place], c, s, x + place, y + place);
-                }
-            }
-        }
-        return;
-    }
-    for (int64_t t = 0; t < count; ++t) {  // token-major: along the dimensions
-        const T* a = from + t * at.token;
-        T* x = to + t * at.token;
-        const int64_t n = pairs.num_pairs;
-        if (pairs.neox) {
-            SPANFLOW_INDEPENDENT
-            for (int64_t i = 0; i < n; ++i) rotate_pair(a[i], a[i + n], cos[i], sin[i], x + i, x + i + n);
-        } else {
-            SPANFLOW_INDEPENDENT
-            for (int64_t i = 0; i < n; ++i)
-                rotate_pair(a[2 * i], a[2 * i + 1], cos[i], sin[i], x + 2 * i, x + 2 * i + 1);
-        }
-    }
 }
 
 }  // namespace spanflow
