@@ -48,9 +48,7 @@ class CpuRunner(Runner):
         for group in self._groups:
             tables = tables_of(group.views[0].rope, pieces.deltas)
             launch = _CpuLaunch(
-                group.launch(
-                    group.addresses.ctypes.data, pieces.pieces.ctypes.data, tables.ctypes.data, len(pieces)
-                ),
+                group.launch(group.addresses.ctypes.data, pieces.pieces.ctypes.data, tables.ctypes.data, len(pieces)),
                 chunks=pieces.chunks.ctypes.data,
                 num_chunks=len(pieces.chunks) - 1,
                 num_threads=torch.get_num_threads(),

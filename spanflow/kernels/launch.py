@@ -70,7 +70,7 @@ class Group:
     def bytes_per_token(self) -> int:
         """K and V of all its layers."""
         keys = self.views[0].keys
-        return 2 * len(self.views) * keys.shape[1] * keys.shape[3] * keys.element_size()
+        return int(2 * len(self.views) * keys.shape[1] * keys.shape[3] * keys.element_size())
 
     def launch(self, addresses: int, pieces: int, tables: int, num_pieces: int) -> Launch:
         """The group's part of a launch; all but the last are addresses of arrays, where the kernel reads them."""
@@ -114,9 +114,7 @@ def _group(views: Sequence[KVView], scratch: Sequence[KVView]) -> Group:
 
 def scratch_for(views: Sequence[KVView], num_blocks: int) -> tuple[KVView, ...]:
     """Blocks of their own for each layer, as the pool's in all but the stride from block to block."""
-    return tuple(
-        KVView(_spare(view.keys, num_blocks), _spare(view.values, num_blocks), view.rope) for view in views
-    )
+    return tuple(KVView(_spare(view.keys, num_blocks), _spare(view.values, num_blocks), view.rope) for view in views)
 
 
 def _spare(pages: torch.Tensor, num_blocks: int) -> torch.Tensor:

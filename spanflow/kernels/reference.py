@@ -114,7 +114,7 @@ def _places(
     """For each pool which of the slots lie in it, and their block and offset there."""
     size, device = pools[0].shape[2], pools[0].device
     ends = np.cumsum([len(pool) * size for pool in pools])
-    if len(slots) and not (0 <= int(slots.min()) and int(slots.max()) < ends[-1]):
+    if len(slots) and (int(slots.min()) < 0 or int(slots.max()) >= ends[-1]):
         raise IndexError(f"a move names slots {int(slots.min())} to {int(slots.max())}; there are 0 to {ends[-1] - 1}")
     for pool, end in zip(pools, ends, strict=True):
         begin = int(end) - len(pool) * size

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from spanflow.kernels.launch import scratch_for
-from spanflow.kernels.reference import KVView, run_moves, run_slots
+from spanflow.kernels.reference import KVView, run_slots
 from spanflow.kernels.slots import Move, SlotMoves, Slots
 
 
@@ -23,6 +23,8 @@ class Runner(ABC):
         shapes = {(view.keys.shape[0], view.keys.shape[2]) for view in views}
         if len(shapes) > 1:
             raise ValueError(f"layers of {sorted(shapes)} (blocks, tokens in each) have no slots in common")
+        self.num_blocks: int
+        self.block_size: int
         ((self.num_blocks, self.block_size),) = shapes
         self.views = tuple(views)
         self.scratch_blocks = scratch_blocks
@@ -44,12 +46,15 @@ class Runner(ABC):
         One that has a block on both sides may overlap itself; it is run by torch. Raises IndexError, before anything
         is written, where a move names a block that there is not, or has more tokens than its blocks hold.
         """
-        overlapping = [move for move in moves if not set(move.source_blocks).isdisjoint(move.target_blocks)]
-        apart = [move for move in moves if move not in overlapping] if overlapping else moves
-        slots = Slots.of(apart, self.block_size)
-        self.run_waves([slots])
+        apart: list[Move] = []
+        overlapping: list[Move] = []
+        for move in moves:
+            meets_itself = not set(move.source_blocks).isdisjoint(move.target_blocks)
+            (overlapping if meets_itself else apart).append(move)
+        waves = [Slots.of(apart, self.block_size), Slots.of(overlapping, self.block_size)]
+        self.run_waves(waves[:1])
         if overlapping:
-            run_moves(self.views, overlapping)
+            run_slots(self.views, self.scratch, waves[1])
 
     def run_waves(self, waves: Iterable[SlotMoves]) -> None:
         """Run wave after wave, each as a whole. Raises IndexError, before anything of a wave is written, where it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,8 @@ class SlotMoves(Protocol):
     def delta(self) -> Ints: ...  # noqa: D102
 
 
-class Slots(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Slots:
     """The plainest SlotMoves."""
 
     source: Ints
@@ -76,8 +77,8 @@ class Slots(NamedTuple):
                     f"{block_size}"
                 )
         sides = [
-            np.array([block for move in moves for block in blocks_of(move)], np.int64)
-            for blocks_of in (lambda move: move.source_blocks, lambda move: move.target_blocks)
+            np.array([block for move in moves for block in move.source_blocks], np.int64),
+            np.array([block for move in moves for block in move.target_blocks], np.int64),
         ]
         # As if each move's blocks stood in a row, behind those of the moves before it; then block by block.
         first = [np.cumsum(blocks) - blocks for blocks in held]
@@ -90,8 +91,10 @@ class Slots(NamedTuple):
         return cls(source, target, cut.count, cut.delta)
 
 
-#: One row per piece; `table` is the index of the piece's delta among those of the batch, or -1 for none.
-PIECE = np.dtype([(name, np.int32) for name in ("source", "target", "source_offset", "target_offset", "count", "table")])
+_FIELDS = ("source", "target", "source_offset", "target_offset", "count", "table")
+#: One row per piece, as core/rerope.h has it; `table` is the index of the piece's delta among those of the batch, or
+#: -1 for none.
+PIECE = np.dtype([(name, np.int32) for name in _FIELDS])
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +155,7 @@ def _check(moves: SlotMoves, num_slots: int) -> None:
 
 def _cut(moves: Slots, block_size: int, side: int) -> Slots:
     """Cut at the ends of blocks of the source (side 0) or the target (side 1); empty moves are dropped."""
-    offset = moves[side] % block_size
+    offset = (moves.source, moves.target)[side] % block_size
     parts = -(-(offset + moves.count) // block_size) * (moves.count > 0)
     if (parts == 1).all():
         return moves

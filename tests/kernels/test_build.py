@@ -88,3 +88,18 @@ def test_every_source_and_flag_counts(small_source: Path) -> None:
     (small_source / "small.h").write_text("//")
     digests.add(build._digest(("-O3",)))
     assert len(digests) == 4
+
+
+def test_vectors_are_as_wide_as_the_processor_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    wide = "avx512f avx512bw avx512dq avx512vl"
+    for machine, flags, wanted in (
+        ("x86_64", f"fpu avx2 f16c {wide}", [f"-m{name}" for name in (*wide.split(), "f16c")]),
+        ("x86_64", "fpu avx2 f16c avx512f", ["-mavx2", "-mf16c"]),
+        ("x86_64", "fpu sse2", []),
+        ("aarch64", f"fpu avx2 f16c {wide}", []),
+    ):
+        cpuinfo.write_text(f"processor\t: 0\nflags\t\t: {flags}\nbugs\t\t: none\n")
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert list(build.instruction_flags(cpuinfo)) == wanted
+    assert build.instruction_flags(tmp_path / "missing") == ()

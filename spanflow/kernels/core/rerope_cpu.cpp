@@ -87,38 +87,44 @@ SPANFLOW_FN void narrow_lanes(Floats value, Float16* to) {
 }
 #endif
 
-struct Turned {
-    Floats low, high;
-};
-
-SPANFLOW_FN Turned turn(Floats x, Floats y, Floats cos, Floats sin) { return {x * cos - y * sin, y * cos + x * sin}; }
-
 // Pairs that are rotated in one step: as many as a vector holds, as numbers or as bfloat16.
 template <class T>
 constexpr int kStep = kLanes;
 template <>
 constexpr int kStep<BFloat16> = 2 * kLanes;
 
-// `cos` and `sin` of one step: kStep numbers in the order that `in_steps` brings them in.
+struct Angles {
+    Floats cos, sin;
+};
+
+struct Turned {
+    Floats low, high;
+};
+
+SPANFLOW_FN Turned turn(Floats x, Floats y, const Angles& by) {
+    return {x * by.cos - y * by.sin, y * by.cos + x * by.sin};
+}
+
+// The second angles are those of a step's second half.
 template <class T>
-SPANFLOW_FN void rotate_step(const T* a, const T* b, const float* cos, const float* sin, T* low, T* high) {
-    const Turned out = turn(widen_lanes(a), widen_lanes(b), load<Floats>(cos), load<Floats>(sin));
+SPANFLOW_FN void rotate_step(const T* a, const T* b, const Angles& by, const Angles&, T* low, T* high) {
+    const Turned out = turn(widen_lanes(a), widen_lanes(b), by);
     narrow_lanes(out.low, low);
     narrow_lanes(out.high, high);
 }
 
 // Neighbours share a word of 32 bits: each is a float once the other one is masked or shifted out, and none has to
-// change its lane.
-SPANFLOW_FN void rotate_step(const BFloat16* a, const BFloat16* b, const float* cos, const float* sin, BFloat16* low,
+// change its lane. The halves of a step are its even and its odd numbers.
+SPANFLOW_FN void rotate_step(const BFloat16* a, const BFloat16* b, const Angles& even, const Angles& odd, BFloat16* low,
                              BFloat16* high) {
     const Words x = load<Words>(a), y = load<Words>(b);
-    const Turned even = turn(bits_as<Floats>(x << 16), bits_as<Floats>(y << 16), load<Floats>(cos), load<Floats>(sin));
-    const Turned odd = turn(bits_as<Floats>(x & 0xffff0000), bits_as<Floats>(y & 0xffff0000),
-                            load<Floats>(cos + kLanes), load<Floats>(sin + kLanes));
-    store((round_bfloat16<Words>(even.low) >> 16) | (round_bfloat16<Words>(odd.low) & 0xffff0000), low);
-    store((round_bfloat16<Words>(even.high) >> 16) | (round_bfloat16<Words>(odd.high) & 0xffff0000), high);
+    const Turned one = turn(bits_as<Floats>(x << 16), bits_as<Floats>(y << 16), even);
+    const Turned two = turn(bits_as<Floats>(x & 0xffff0000), bits_as<Floats>(y & 0xffff0000), odd);
+    store((round_bfloat16<Words>(one.low) >> 16) | (round_bfloat16<Words>(two.low) & 0xffff0000), low);
+    store((round_bfloat16<Words>(one.high) >> 16) | (round_bfloat16<Words>(two.high) & 0xffff0000), high);
 }
 
+// Numbers in the order in which steps take them.
 template <class T>
 SPANFLOW_FN void in_steps(const float* from, int64_t count, float* to) {
     for (int64_t i = 0; i < count; ++i) to[i] = from[i];
@@ -231,6 +237,9 @@ class Mover {
     }
     const float* sin_of(const Piece& piece) const { return cos_of(piece) + launch_.pairs.num_pairs; }
 
+    // Of the pairs from `i` on, which stand in the order of steps.
+    Angles angles(int64_t i) const { return {load<Floats>(cos_ + i), load<Floats>(sin_ + i)}; }
+
     const T* source(const Cache& cache, int64_t layer, const Piece& piece, int64_t head) const {
         return place<T>(cache, launch_, layer, piece.source, head, piece.source_offset);
     }
@@ -307,7 +316,8 @@ class Mover {
                 int64_t i = 0;
                 if (neox) {
                     for (; i + kStep<T> <= n; i += kStep<T>)
-                        rotate_step(a + i, a + i + n, cos_ + i, sin_ + i, written_ + i, written_ + i + n);
+                        rotate_step(a + i, a + i + n, angles(i), angles(i + kStep<T> - kLanes), written_ + i,
+                                    written_ + i + n);
                     for (; i < n; ++i)
                         rotate_pair(a[i], a[i + n], cos[i], sin[i], written_ + i, written_ + i + n);
                 } else {
@@ -383,6 +393,7 @@ class Mover {
         const Pairs& pairs = launch_.pairs;
         const float *cos = cos_of(piece), *sin = sin_of(piece);
         // A pair's rows, from one to the next pair's: in the buffers neox keeps all low ones before all high ones.
+        const int64_t length = row_;
         const int64_t apart = pairs.neox ? kPairs * row_ : row_, next = pairs.neox ? row_ : 2 * row_;
         for (int64_t i = 0; i < pairs.num_pairs; i += kPairs) {
             const int64_t count = std::min<int64_t>(kPairs, pairs.num_pairs - i);
@@ -398,9 +409,13 @@ class Mover {
                     b = rows.from[0] + pairs.high(i + k) * rows.stride;
                 }
                 T *low = written_ + k * next, *high = low + apart;
-                float c[kStep<T>], s[kStep<T>];
-                for (int l = 0; l < kStep<T>; ++l) c[l] = cos[i + k], s[l] = sin[i + k];
-                for (int64_t t = 0; t < row_; t += kStep<T>) rotate_step(a + t, b + t, c, s, low + t, high + t);
+                if (rows.whole)
+                    for (int64_t t = 0; t < row_; t += kLine / int64_t(sizeof(T))) {
+                        __builtin_prefetch(a + kPairs * next + t);
+                        __builtin_prefetch(b + kPairs * next + t);
+                    }
+                const Angles by = {Floats{} + cos[i + k], Floats{} + sin[i + k]};
+                for (int64_t t = 0; t < length; t += kStep<T>) rotate_step(a + t, b + t, by, by, low + t, high + t);
             }
             if (pairs.neox) {
                 put(rows, pairs.low(i), count, written_);
