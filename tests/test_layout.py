@@ -47,7 +47,7 @@ MODELS = {"accelerate", "filelock", "gguf", "safetensors", "tokenizers", "torch"
 THIRD_PARTY: dict[str, set[str]] = {
     "ir": {"pydantic"},
     "lowering": {"jinja2"},
-    "kernels": MODELS,
+    "kernels": MODELS | {"cuda"},
     "cidra": {"networkx"},
     "engine": MODELS | {"prometheus_client", "pydantic"},
     "plan": {"networkx"},

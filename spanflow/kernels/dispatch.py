@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from spanflow.kernels import cpu
+from spanflow.kernels import cpu, cuda
 from spanflow.kernels.launch import why_not
 from spanflow.kernels.reference import KVView
 from spanflow.kernels.runner import Runner, TorchRunner
@@ -21,10 +21,23 @@ def best_runner(views: Sequence[KVView], cache: Path, scratch_blocks: int = 0) -
 
     `cache` is the directory in which compiled kernels are kept; `scratch_blocks` is what plans may use.
     """
-    why = why_not(views, "cpu")
-    library = why or cpu.load(cache)
-    if isinstance(library, str):
-        _log.info("KV is moved by torch: %s", library)
+    kind = views[0].keys.device.type if views else "cpu"
+    runner = _cuda_runner(views, cache, scratch_blocks) if kind == "cuda" else _cpu_runner(views, cache, scratch_blocks)
+    if isinstance(runner, str):
+        _log.info("KV is moved by torch: %s", runner)
         return TorchRunner(views, scratch_blocks)
-    _log.info("KV is moved by the compiled CPU kernel")
-    return cpu.CpuRunner(library, views, scratch_blocks)
+    _log.info("KV is moved by the compiled %s kernel", {"cpu": "CPU", "cuda": "CUDA"}[kind])
+    return runner
+
+
+def _cpu_runner(views: Sequence[KVView], cache: Path, scratch_blocks: int) -> Runner | str:
+    library = why_not(views, "cpu") or cpu.load(cache)
+    return library if isinstance(library, str) else cpu.CpuRunner(library, views, scratch_blocks)
+
+
+def _cuda_runner(views: Sequence[KVView], cache: Path, scratch_blocks: int) -> Runner | str:
+    cubin = why_not(views, "cuda") or cuda.load(cache, views[0].keys.device)
+    try:
+        return cubin if isinstance(cubin, str) else cuda.CudaRunner(cubin, views, scratch_blocks)
+    except RuntimeError as error:
+        return f"the compiled kernel can't be loaded: {error}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import shutil
 from pathlib import Path
 
 import pytest
@@ -40,13 +39,6 @@ HALF, BLOCK_SIZE, NUM_BLOCKS = SMALL.half, SMALL.block_size, SMALL.num_blocks
 #: What the kernel may be compiled for: any processor of its kind, and what this one has.
 INSTRUCTIONS = sorted({(), ("-mavx2", "-mf16c"), build.instruction_flags()})
 HAS_AVX2 = build.instruction_flags() != ()
-
-
-@pytest.fixture(scope="session")
-def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if not any(map(shutil.which, build._COMPILERS)):
-        pytest.skip(f"the CPU kernel needs a C++ compiler: one of {', '.join(build._COMPILERS)}")
-    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture(scope="session", params=INSTRUCTIONS, ids=lambda flags: " ".join(flags) or "any")

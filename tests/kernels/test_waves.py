@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,11 +10,11 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="the torch tier needs torch")
 
+from gpu_on_cpu import HostRunner  # noqa: E402
 from kv_views import DTYPES, LAYOUTS, SMALL, assert_same, rotation, twin, view  # noqa: E402
 
 from spanflow.cidra.moves import Moves  # noqa: E402
 from spanflow.cidra.plan import plan_moves  # noqa: E402
-from spanflow.kernels import build  # noqa: E402
 from spanflow.kernels.dispatch import best_runner  # noqa: E402
 from spanflow.kernels.reference import KVView, run_slots  # noqa: E402
 from spanflow.kernels.runner import Runner, TorchRunner  # noqa: E402
@@ -28,21 +26,18 @@ Rows = list[tuple[int, int, int, int]]
 MakeRunner = Callable[[Sequence[KVView], int], Runner]
 
 
-@pytest.fixture(scope="module", params=["torch", "compiled"])
-def make_runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MakeRunner:
+@pytest.fixture(scope="module", params=["torch", "CPU", "CUDA on the host"])
+def make_runner(request: pytest.FixtureRequest) -> MakeRunner:
     """A runner on some layers with so many blocks of scratch."""
-    if request.param == "torch":
-        return TorchRunner
-    if not any(map(shutil.which, build._COMPILERS)):
-        pytest.skip(f"the CPU kernel needs a C++ compiler: one of {', '.join(build._COMPILERS)}")
-    cache: Path = tmp_path_factory.mktemp("kernels")
-
-    def compiled(views: Sequence[KVView], scratch_blocks: int) -> Runner:
-        runner = best_runner(views, cache, scratch_blocks)
-        assert not isinstance(runner, TorchRunner)
-        return runner
-
-    return compiled
+    match request.param:
+        case "torch":
+            return TorchRunner
+        case "CPU":
+            cache = request.getfixturevalue("kernel_cache")
+            return lambda views, scratch_blocks: best_runner(views, cache, scratch_blocks)
+        case _:
+            library = request.getfixturevalue("gpu_on_cpu")
+            return lambda views, scratch_blocks: HostRunner(library, views, scratch_blocks)
 
 
 def check(runner: Runner, rows: Rows) -> None:
