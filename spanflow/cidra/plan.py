@@ -148,21 +148,24 @@ class _Schedule:
         self._saves: list[tuple[Ints, Ints, int]] = []
         self._num_waves = 0
 
-        heads, cycle = _cycles(self.behind)
+        distance, endless = _distance(self.behind)
+        heads, cycle = _cycles(self.behind, endless)
         if len(heads) and not scratch_tokens:
             raise ValueError(f"{len(heads)} tokens trade places in cycles; that takes at least one slot of scratch")
         # What reads the target of a cycle's head reads it from scratch: the head waits for nobody.
         cut = np.zeros(num_tokens + 1, bool)  # one more, for _NONE
         cut[heads] = True
         self._link = np.where(cut[self.behind], _NONE, self.behind)
-        distance = _distance(self._link)
+        if len(heads):
+            distance, _ = _distance(self._link)
+        self._waits = np.zeros(num_tokens + 1, bool)  # for a reader in the level before its own
+        self._waits[self._link] = True
         # Where not all cycles can be cut at once, half of the scratch is left for their insides.
         at_once = max(1, scratch_tokens if len(heads) <= scratch_tokens else scratch_tokens // 2)
         batch = np.where(cycle == _NONE, 0, cycle // at_once)
-        order = np.argsort(batch, kind="stable")
-        bounds = np.searchsorted(batch[order], np.arange(batch.max() + 2))
-        for index in range(len(bounds) - 1):
-            members = order[bounds[index] : bounds[index + 1]]
+        order, starts = _grouped(batch)
+        for index in range(len(starts) - 1):
+            members = order[starts[index] : starts[index + 1]]
             self._run_batch(members, distance, heads[index * at_once : (index + 1) * at_once], scratch_tokens)
 
     def _run_batch(self, members: Ints, distance: Ints, heads: Ints, scratch_tokens: int) -> None:
@@ -172,15 +175,11 @@ class _Schedule:
             self._save(heads, 0, first_wave)
             self._num_waves += 1
         level = distance[members].max() - distance[members]
-        num_levels = int(level.max()) + 1
-        awaited = np.zeros(len(self.tokens) + 1, bool)
-        links = self._link[members]
-        awaited[links[links != _NONE]] = True
-        waiting = awaited[members]
-        # How many tokens of levels before each one wait for readers in the level before theirs.
+        by_level, starts = _grouped(level)
+        num_levels = len(starts) - 1
+        waiting = self._waits[members]
+        # How many tokens of levels before each one wait.
         before = np.concatenate(([0], np.cumsum(np.bincount(level[waiting], minlength=num_levels))))
-        by_level = np.argsort(level, kind="stable")
-        starts = np.searchsorted(level[by_level], np.arange(num_levels + 1))
         room = scratch_tokens - len(heads)
         low = 0
         while low < num_levels:
@@ -222,8 +221,7 @@ class _Schedule:
         from_scratch = slot_of[self.behind]
         source = np.where(from_scratch == _NONE, grid.slot(tokens.source), grid.scratch(from_scratch))
         ready = Moves(source, target, sizes, tokens.delta)
-        order = np.argsort(self._wave, kind="stable")
-        starts = np.searchsorted(self._wave[order], np.arange(self._num_waves + 1))
+        order, starts = _grouped(self._wave)
         for wave in range(self._num_waves):
             parts[wave].append(ready.take(order[starts[wave] : starts[wave + 1]]))
         return [joined(part) for part in parts]
@@ -238,35 +236,53 @@ def _writers(tokens: Moves) -> Ints:
     return out
 
 
-def _distance(link: Ints) -> Ints:
-    """Steps from each token to the end of its chain, which has no cycle: each round doubles the steps looked ahead."""
+def _grouped(number: Ints) -> tuple[Ints, Ints]:
+    """The places of each number from 0 on, in their order, and where those of each begin, with the end of the last."""
+    starts = np.concatenate(([0], np.cumsum(np.bincount(number))))
+    if len(starts) == 2:
+        return np.arange(len(number)), starts
+    # Numbers of 16 bits are sorted by counting.
+    small = number.astype(np.uint16) if len(starts) <= 1 << 16 else number
+    return np.argsort(small, kind="stable"), starts
+
+
+def _distance(link: Ints) -> tuple[Ints, Ints]:
+    """Steps from each token to the end of its chain, and which tokens come to none: each round doubles the steps
+    looked ahead, for those that are not at an end yet."""
     end = len(link)
     ahead = np.append(np.where(link == _NONE, end, link), end)
     distance = (ahead != end).astype(np.int64)
-    while (ahead != end).any():
-        distance += distance[ahead]
-        ahead = ahead[ahead]
-    out: Ints = distance[:-1]
-    return out
-
-
-def _cycles(link: Ints) -> tuple[Ints, Ints]:
-    """The head of each cycle, and for each token the cycle that its chain ends in, or _NONE."""
-    end = len(link)
-    ahead = np.append(np.where(link == _NONE, end, link), end)
-    lowest = np.arange(end + 1)
+    active = np.flatnonzero(distance)
     steps = 1
-    while steps <= end and (ahead != end).any():
+    while len(active) and steps <= end:
+        after = ahead[active]
+        distance[active] += distance[after]
+        ahead[active] = after = ahead[after]
+        active = active[after != end]
+        steps *= 2
+    return distance[:-1], active
+
+
+def _cycles(link: Ints, endless: Ints) -> tuple[Ints, Ints]:
+    """The head of each cycle, and for each token the cycle that its chain ends in, or _NONE. `endless` are the tokens
+    of chains without an end."""
+    cycle = np.full(len(link), _NONE, np.int64)
+    if not len(endless):
+        return endless, cycle
+    place = np.zeros(len(link), np.int64)
+    place[endless] = np.arange(len(endless))
+    ahead = place[link[endless]]
+    lowest = np.arange(len(endless))
+    steps = 1
+    while steps <= len(endless):
         lowest = np.minimum(lowest, lowest[ahead])
         ahead = ahead[ahead]
         steps *= 2
-    cyclic = ahead != end
     # After as many steps as there are tokens a chain has come to its cycle, and all of the cycle is reached.
-    on_cycle = np.zeros(end + 1, bool)
-    on_cycle[ahead[cyclic]] = True
-    heads = np.flatnonzero(on_cycle & (lowest == np.arange(end + 1)))
-    number = np.full(end + 1, _NONE, np.int64)
+    on_cycle = np.zeros(len(endless), bool)
+    on_cycle[ahead] = True
+    heads = np.flatnonzero(on_cycle & (lowest == np.arange(len(endless))))
+    number = np.empty(len(endless), np.int64)
     number[heads] = np.arange(len(heads))
-    cycle = np.full(end + 1, _NONE, np.int64)
-    cycle[cyclic] = number[lowest[ahead[cyclic]]]
-    return heads, cycle[:-1]
+    cycle[endless] = number[lowest[ahead]]
+    return endless[heads], cycle
