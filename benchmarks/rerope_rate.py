@@ -29,6 +29,7 @@ from benchmarks._pools import MODELS, Case, Copies, Pool, cases, timer
 from benchmarks._report import Report, Row, text_table
 from spanflow.cidra.moves import Moves
 from spanflow.cidra.plan import plan_moves
+from spanflow.kernels.cuda import CudaRunner
 from spanflow.kernels.dispatch import best_runner
 from spanflow.kernels.runner import Runner, TorchRunner
 
@@ -47,10 +48,13 @@ COLUMNS = {
     "share_low": "least",
     "share_high": "most",
     "best_copy": "fastest copy",
+    "host_ms": "host ms",
 }
 PLAN_COLUMNS = {"moves": "moves", "kind": "kind", "waves": "waves", "plan_ms": "plan ms", "us_per_move": "us a move"}
-#: The least size of either half of a pool, and how many times the largest cache fits into it at least.
-HALF_BYTES, CACHES = 1 << 30, 4
+#: The least size of either half of a pool, and how many times the processor's largest cache fits into it at least.
+HALF_BYTES, CACHES = {"cpu": 1 << 30, "cuda": 4 << 30}, 4
+#: How many moves are planned.
+PLANNED = (12_500, 25_000, 50_000, 100_000)
 QUICK_SECONDS = 100.0
 #: Spans of at least so many tokens count for the figures.
 LONG = 512
@@ -66,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda needs an NVIDIA GPU and a CUDA build of torch; there is none here")
     cache = last_cache_bytes()
-    half = asked.half_mib << 20 if asked.half_mib else max(HALF_BYTES, CACHES * cache)
+    half = asked.half_mib << 20 if asked.half_mib else max(HALF_BYTES[device.type], CACHES * cache)
     sizes = {
         "half of a pool": f"{half / (1 << 20):.0f} MiB",
         "largest cache": f"{cache / (1 << 20):.0f} MiB",
@@ -80,7 +84,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     budget = Budget(QUICK_SECONDS if asked.quick else None)
     with tempfile.TemporaryDirectory() as kernels:
         report.rows += measure_moves(asked, device, half, Path(kernels), budget)
-    print(text_table(COLUMNS, report.rows), flush=True)
+    columns = {key: title for key, title in COLUMNS.items() if any(key in row for row in report.rows)}
+    print(text_table(columns, report.rows), flush=True)
     report.figures |= move_figures(report.rows, device.type)
     if device.type == "cpu":
         plans = measure_plans(asked.seed, 3 if asked.quick else 7)
@@ -125,13 +130,19 @@ def measure(case: Case, pool: Pool, runner: Runner, device: torch.device, repeat
     clock, copies, waves = timer(device), Copies(pool.storage), pool.waves(case, rng)
     ways = copies.ways()
     moved: list[list[float]] = []
+    prepared: list[float] = []
     copied: dict[str, list[list[float]]] = {name: [] for name in ways}
     for round_number in range(repeats + 1):
         times = {name: clock(lambda copy=copy: copy(case.num_bytes)) for name, copy in ways.items()}  # type: ignore[misc]
         wave = next(waves)
-        ran = clock(lambda wave=wave: runner.run(wave))  # type: ignore[misc]
+        begun = time.perf_counter()
+        # On a GPU the host describes a batch while the one before it runs.
+        run = runner.prepared(wave) if isinstance(runner, CudaRunner) else lambda wave=wave: runner.run(wave)
+        described = 1e3 * (time.perf_counter() - begun)
+        ran = clock(run)
         if round_number:  # the first one loads code and wakes threads
             moved.append([ran])
+            prepared.append(described)
             for name, taken in times.items():
                 copied[name].append([taken])
     copies.close()
@@ -155,7 +166,7 @@ def measure(case: Case, pool: Pool, runner: Runner, device: torch.device, repeat
         "share_low": round(share.low, 3),
         "share_high": round(share.high, 3),
         "best_copy": best,
-    }
+    } | ({"host_ms": round(spread(prepared).median, 3)} if isinstance(runner, CudaRunner) else {})
 
 
 def _rate(case: Case, ms: Spread) -> float:
@@ -213,7 +224,7 @@ def measure_plans(seed: int, repeats: int) -> list[Row]:
     """Milliseconds to plan 12,500 to 100,000 moves of a block each."""
     rows: list[Row] = []
     for kind, make in PLANS.items():
-        for count in (12_500, 25_000, 50_000, 100_000):
+        for count in PLANNED:
             moves = make(count, np.random.default_rng(seed))
             times = []
             for _ in range(repeats):
@@ -247,13 +258,17 @@ def plan_figures(rows: Sequence[Row]) -> dict[str, float]:
 def notes(device: str) -> list[str]:
     """What to know about the figures."""
     common = [
-        f"{device}_contiguous and {device}_scattered are the least shares of the kernel's rows with spans of {LONG} tokens "
-        "and more; share is the time of the fastest way to copy over that of the moves, in rounds, GB/s counts what is "
-        "read and what is written",
+        f"{device}_contiguous and {device}_scattered are the least shares of the kernel's rows with spans of {LONG} "
+        "tokens and more; share is the time of the fastest way to copy over that of the moves, in rounds, GB/s counts "
+        "what is read and what is written",
         "scattered: blocks in random order on both sides, sources 5 tokens further in their blocks than targets",
     ]
     if device != "cpu":
-        return [*common, "times are those of the GPU's stream, from the first byte of the batch's description on"]
+        return [
+            *common,
+            "times are those of the GPU; host ms is what the host takes to describe a batch and to upload that, which "
+            "it does while the GPU is busy with something else",
+        ]
     return [
         *common,
         "memcpy is that of the C library; on virtual machines the largest cache is often shared with others, so a "

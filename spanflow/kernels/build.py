@@ -1,9 +1,15 @@
 """The C++ kernels as a shared library: compiled on first use into the cache directory it is given.
 
-Not when spanflow is installed: its wheel stays one for all platforms, an editable install has no library that
-falls behind its source, a compiler that comes later is used, and one that is missing breaks no installation.
+Not carried prebuilt by the wheel: that would take a wheel for each platform and C library, built in images that hold
+an old one, where one wheel serves all platforms now. Not compiled when spanflow is installed either: an editable
+install has no library that falls behind its source, a compiler that comes later is used, and one that is missing
+breaks no installation. Without a compiler torch moves KV, with the same results, at 4 to 7% of the kernel's rate
+(benchmarks/rerope_rate.py, two cores of a Xeon), and the log names what is missing; whoever runs PyTorch's own
+compiler on a CPU has one.
+
 What a library was built from (sources, flags, platform) is in its name and asked of it once it is loaded, so a stale
-one, or one of another machine that shares the directory, is not used. Nothing is tuned to the CPU that compiles.
+one, or one of another machine that shares the directory, is not used. The flags name the vectors that this processor
+has: each kind of processor builds its own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import ctypes
 import hashlib
 import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache as cached
 from pathlib import Path
 from typing import Any
@@ -88,24 +88,38 @@ class CudaRunner(Runner):
 
     def run(self, wave: SlotMoves) -> None:
         """What `reference.run_slots` does, bit for bit; returns before the GPU has done it."""
-        pieces = cut(wave, self.block_size, self.num_blocks + self.scratch_blocks)
-        if not len(pieces):
-            return
-        with torch.cuda.device(self._device):
-            for group, addresses in zip(self._groups, self._addresses, strict=True):
-                self._launch(group, addresses, pieces)
+        self.prepared(wave)()
 
-    def _launch(self, group: Group, addresses: torch.Tensor, pieces: Pieces) -> None:
+    def prepared(self, wave: SlotMoves) -> Callable[[], None]:
+        """Put the wave's description on the device; what is returned launches it on the stream that is current then."""
+        pieces = cut(wave, self.block_size, self.num_blocks + self.scratch_blocks)
+        groups = zip(self._groups, self._addresses, strict=True) if len(pieces) else ()
+        launches = [self._prepared(group, addresses, pieces) for group, addresses in groups]
+
+        def launch() -> None:
+            with torch.cuda.device(self._device):
+                for run in launches:
+                    run()
+
+        return launch
+
+    def _prepared(self, group: Group, addresses: torch.Tensor, pieces: Pieces) -> Callable[[], None]:
         tables = tables_of(group.views[0].rope, pieces.deltas)
         there = _upload([tables, pieces.pieces], self._device)
-        launch = gpu_launch(
+        asked = gpu_launch(
             group, addresses.data_ptr(), there.data_ptr() + _aligned(tables.nbytes), there.data_ptr(), len(pieces)
         )
-        arguments = (ctypes.c_void_p * 1)(ctypes.addressof(launch))
-        grid = num_blocks(group, len(pieces))
-        stream = torch.cuda.current_stream(self._device).cuda_stream
         kernel = self._kernels[group.views[0].keys.dtype]
-        _checked("cuLaunchKernel", kernel, grid, 1, 1, NUM_THREADS, 1, 1, 0, stream, ctypes.addressof(arguments), 0)
+        grid = num_blocks(group, len(pieces))
+
+        def run() -> None:
+            stream = torch.cuda.current_stream(self._device)
+            there.record_stream(stream)
+            arguments = (ctypes.c_void_p * 1)(ctypes.addressof(asked))
+            where = ctypes.addressof(arguments)
+            _checked("cuLaunchKernel", kernel, grid, 1, 1, NUM_THREADS, 1, 1, 0, stream.cuda_stream, where, 0)
+
+        return run
 
 
 def _aligned(num_bytes: int) -> int:

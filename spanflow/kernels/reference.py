@@ -27,6 +27,8 @@ class Rotation:
 
     def table(self, delta: int | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin of `delta` positions, `[rotary_dim / 2]` float64; of many, where they are `[num_deltas, 1]`."""
+        if isinstance(delta, torch.Tensor):
+            delta = delta.to(self.inv_freq.device)
         angle = self.inv_freq.double() * delta
         return angle.cos(), angle.sin()
 
@@ -85,7 +87,7 @@ def run_slots(layers: Sequence[KVView], scratch: Sequence[KVView], moves: SlotMo
         pools = (layer, *scratch[place : place + 1])
         device, rope = layer.keys.device, layer.rope
         if id(rope) not in angles:
-            cos, sin = (table.float()[index, None].to(device) for table in rope.table(deltas[:, None]))
+            cos, sin = (table.float().to(device)[index, None] for table in rope.table(deltas[:, None]))
             angles[id(rope)] = cos, sin
         keys, values = (_read([getattr(pool, name) for pool in pools], source) for name in ("keys", "values"))
         turned = rope.turn(keys, *angles[id(rope)])
