@@ -31,7 +31,7 @@ from spanflow.engine.vllm.payload import Ask, encode
 from spanflow.engine.vllm.report import unpack
 from spanflow.engine.vllm.scheduler import SpanScheduler
 from spanflow.engine.vllm.waves import in_waves
-from spanflow.kernels.reference import Move
+from spanflow.kernels.slots import Slots
 from spanflow.lowering.prompt import SpanPrompt
 
 VOCABULARY = 1000
@@ -106,8 +106,9 @@ class SymbolicWorker:
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.values = [_STALE] * (num_blocks * block_size)
-        self.positions = [-1] * (num_blocks * block_size)
+        self.scratch_start = num_blocks * block_size
+        self.values = [_STALE] * (self.scratch_start + 2 * block_size)
+        self.positions = [-1] * len(self.values)
         self.rows: dict[str, _Row] = {}
 
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
@@ -141,26 +142,20 @@ class SymbolicWorker:
                 row.blocks += blocks[0]
 
     def _move(self, step: StepMoves) -> None:
-        size = self.block_size
-        waves = in_waves(step.moves, size, step.scratch) if step.in_place else [step.moves]
-        for number, wave in enumerate(waves):
-            pairs = [pair for move in wave for pair in self._pairs(move)]
+        waves = [Slots.of(step.moves, self.block_size)]
+        if step.in_place:
+            waves = in_waves(step.moves, self.block_size, self.scratch_start, 2 * self.block_size)
+        for wave in waves:
+            pairs = [
+                (target + at, source + at, delta)
+                for source, target, count, delta in zip(wave.source, wave.target, wave.count, wave.delta, strict=True)
+                for at in range(count)
+            ]
             written = [target for target, _, _ in pairs]
             assert len(set(written)) == len(written), "two moves of a wave write one slot"
             assert not {source for _, source, _ in pairs} & set(written), "a wave reads what it writes"
-            assert step.in_place or number == 0
             for target, source, delta in pairs:
-                self.values[target], self.positions[target] = self.values[source], self.positions[source] + delta
-
-    def _pairs(self, move: Move) -> list[tuple[int, int, int]]:
-        """(target slot, source slot, delta) of each token."""
-        size = self.block_size
-        out = []
-        for at in range(move.num_tokens):
-            s, t = move.source_offset + at, move.target_offset + at
-            source = move.source_blocks[s // size] * size + s % size
-            out.append((move.target_blocks[t // size] * size + t % size, source, move.delta))
-        return out
+                self.values[target], self.positions[target] = self.values[source], int(self.positions[source] + delta)
 
     def _forward(self, row: _Row, num_scheduled: int) -> list[int]:
         size = self.block_size

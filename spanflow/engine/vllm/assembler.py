@@ -15,7 +15,7 @@ from spanflow.engine.vllm.assembly import Assembly, Segment
 from spanflow.engine.vllm.contract import KVCacheBlock
 from spanflow.engine.vllm.copies import Found, Relocated
 from spanflow.engine.vllm.state import SourceState, SpanRequest
-from spanflow.kernels.reference import Move
+from spanflow.kernels.slots import Move
 
 if TYPE_CHECKING:
     from spanflow.engine.vllm.resolver import Resolver
@@ -162,8 +162,7 @@ class Assembler:
         self.spans.residency.disown(taken.values())
         self.spans.residency.unpin([block for block in pins if block.block_id in taken])
         self.spans.counters["taken_over"] += sum(source.is_taken for source in state.sources)
-        step = self.spans.connector.pending
-        step.in_place, step.scratch = True, self.spans.manager.block_pool.null_block.block_id
+        self.spans.connector.pending.in_place = True
         return [block for block in pins if block.block_id not in taken]
 
     def _move(self, segment: Segment, found: Found, table: list[int]) -> Move:

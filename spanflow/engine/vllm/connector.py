@@ -29,20 +29,22 @@ from spanflow.engine.vllm.metrics import Reporter, SpanMetrics, SpanStats
 from spanflow.engine.vllm.support import rotation
 from spanflow.engine.vllm.waves import in_waves
 from spanflow.kernels.dispatch import Runner, best_runner
-from spanflow.kernels.reference import KVView, Move
+from spanflow.kernels.reference import KVView
+from spanflow.kernels.slots import Move
+
+#: Blocks beside the pool through which moves in place go: the more, the fewer waves.
+_SCRATCH_BLOCKS = 8
 
 
 @dataclass
 class StepMoves(KVConnectorMetadata):
     """The moves of one step, and pairs of slots whose first-layer keys must be equal once rotated (the probe).
 
-    Sources are read as they are before the step. `in_place`: some of them are written to by other moves; what must
-    wait then goes through block `scratch`, the pool's null block, which nobody else writes or reads.
+    Sources are read as they are before the step; `in_place`: some of them are written to by other moves.
     """
 
     moves: list[Move] = field(default_factory=list)
     in_place: bool = False
-    scratch: int = 0
     probes: list[tuple[int, int, int]] = field(default_factory=list)
 
 
@@ -79,7 +81,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         self.finished: Any = None
         self.reporter: Reporter | None = None
         self._views: list[KVView] = []
-        self._run_moves: Runner | None = None
+        self._runner: Runner | None = None
         self._result: StepResult | None = None
 
     @property
@@ -146,7 +148,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         for cache in kv_caches.values():
             cache.zero_()
         self._views = [layer_views(cache, self._vllm_config, rope) for cache in kv_caches.values()]
-        self._run_moves = best_runner(self._views, cache_directory() / "kernels")
+        self._runner = best_runner(self._views, cache_directory() / "kernels", _SCRATCH_BLOCKS)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Run the step's moves: they end before the forward pass reads."""
@@ -154,10 +156,12 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(step, StepMoves)
         if step.moves:
             begun = time.perf_counter_ns()
-            assert self._run_moves is not None
-            size = self._views[0].keys.shape[2]
-            for wave in in_waves(step.moves, size, step.scratch) if step.in_place else (step.moves,):
-                self._run_moves(wave)
+            assert self._runner is not None
+            runner = self._runner
+            if step.in_place:
+                runner.run_waves(in_waves(step.moves, runner.block_size, runner.scratch_start, runner.scratch_tokens))
+            else:
+                runner(step.moves)
             self._result = StepResult((time.perf_counter_ns() - begun) // 1000)
         if step.probes:
             error = max(self._views[0].key_error(*probe) for probe in step.probes)

@@ -148,7 +148,7 @@ REQUEST_ATTRIBUTES = (
 )
 QUEUE_ATTRIBUTES = ("add_request", "prepend_request", "remove_request")
 OUTPUT_ATTRIBUTES = ("has_sync_kv_loads", "num_scheduled_tokens", "total_num_scheduled_tokens")
-POOL_ATTRIBUTES = ("blocks", "free_block_queue", "hash_block_size", "null_block", "num_gpu_blocks")
+POOL_ATTRIBUTES = ("blocks", "free_block_queue", "hash_block_size", "num_gpu_blocks")
 FREE_QUEUE_ATTRIBUTES = ("iter_blocks_after", "prepend_n", "remove")
 MANAGER_ATTRIBUTES = ("block_pool", "coordinator", "enable_caching")
 COORDINATOR_ATTRIBUTES = ("single_type_managers",)
