@@ -4,9 +4,7 @@
 
 #include <atomic>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#else
+#if !defined(_OPENMP)
 #include <thread>
 #include <vector>
 #endif
