@@ -32,9 +32,9 @@ _DOCUMENTS = [
 _BLOCK = 16
 
 
-def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int) -> SpanPrompt:
-    """System text, header, documents as spans, a question of some tokens."""
-    ids: list[int] = [*_SYSTEM, *_HEADER]
+def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int, head: int = 5) -> SpanPrompt:
+    """System text of `head` tokens, header, documents as spans, a question of some tokens."""
+    ids: list[int] = [*_SYSTEM, *range(700, 700 + head - len(_SYSTEM)), *_HEADER]
     behind = {"header": SpanPrompt(_HEADER), "none": NO_ANCHOR, "head": SpanPrompt(tuple(ids))}[anchor]
     spans = []
     for number in chosen:
@@ -102,6 +102,7 @@ class Traffic(RuleBasedStateMachine):
         chosen=st.lists(st.integers(0, len(_DOCUMENTS) - 1), min_size=1, max_size=5),
         repair=st.sampled_from([0, 0, 3, 20]),
         anchor=st.sampled_from(["header", "none", "head"]),
+        head=st.sampled_from([5, 40, 61]),
         question=st.integers(0, 20),
         max_tokens=st.sampled_from([1, 2, 30]),
         salt=st.sampled_from([None, None, "a"]),
@@ -113,13 +114,14 @@ class Traffic(RuleBasedStateMachine):
         chosen: list[int],
         repair: int,
         anchor: str,
+        head: int,
         question: int,
         max_tokens: int,
         salt: str | None,
         priority: int,
         leased: bool,
     ) -> None:
-        prompt = documents_prompt(chosen, repair, anchor, question)
+        prompt = documents_prompt(chosen, repair, anchor, question, head)
         self.send(prompt, max_tokens, priority, leased, salt=salt)
 
     @rule(question=st.integers(0, 60), max_tokens=st.sampled_from([1, 5, 40]), leased=st.booleans())
@@ -190,8 +192,8 @@ def one(engine: Any, prompt: SpanPrompt) -> list[str]:
     return statuses
 
 
-def corpus_prompt(documents: list[tuple[int, ...]], repair: int = 3) -> SpanPrompt:
-    ids: list[int] = [*_SYSTEM, *_HEADER]
+def corpus_prompt(documents: list[tuple[int, ...]], repair: int = 3, head: int = 5) -> SpanPrompt:
+    ids: list[int] = [*range(700, 700 + head), *_HEADER]
     spans = []
     for document in documents:
         spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(_HEADER), repair))
@@ -242,6 +244,28 @@ def test_what_fits_once_is_moved_in_place(model_dir: Path) -> None:
     assert engine.statuses(name) == ["new"] * 3
     assert any("in place" in why for why in engine.whys(name))
     assert engine.scheduler.spans.counters["taken_over"] > 0
+
+
+@pytest.mark.parametrize("head", [5, 40, 61, 90])
+@pytest.mark.parametrize("num_blocks", [14, 15, 18, 20, 22, 25])
+def test_pools_of_any_size_serve_heads_of_any_length(model_dir: Path, num_blocks: int, head: int) -> None:
+    """Blocks of a head that are adopted are in the free queue until then: they count among those that are wanted."""
+    engine = start(model_dir, num_blocks, max_model_len=min(256, (num_blocks - 1) * _BLOCK))
+    documents = [tuple(range(100 + 60 * n, 140 + 60 * n)) for n in range(3)]
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        prompt = corpus_prompt([documents[n] for n in order], head=head)
+        if len(prompt) < engine.scheduler.max_model_len:
+            one(engine, prompt)
+
+
+def test_a_source_under_way_is_new_for_everybody(model_dir: Path) -> None:
+    engine = start(model_dir, 120)
+    documents = [tuple(range(100, 140)), tuple(range(200, 240))]
+    names = [engine.send(corpus_prompt(documents[::step])) for step in (1, -1)]
+    engine.finish()
+    engine.check()
+    assert [engine.statuses(name) for name in names] == [["new"] * 2] * 2
+    assert engine.scheduler.spans.counters["sources"] == 3
 
 
 def test_what_was_taken_over_is_found_where_it_is_now(model_dir: Path) -> None:

@@ -71,6 +71,8 @@ class Assembler:
         pins = [block for item in found if item for block in item.blocks]
         spans.residency.pin(pins)
         num_blocks = -(-request.num_tokens // spans.block_size) - num_cached // spans.block_size
+        # Adopted prefix blocks that nobody holds leave the free queue too.
+        num_blocks += sum(block.ref_cnt == 0 for block in hits.blocks[0])
         spans.copies.make_way(num_blocks)
         missing = num_blocks - spans.manager.block_pool.get_num_free_blocks()
         if missing > 0 and may_take_over:

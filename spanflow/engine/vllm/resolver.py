@@ -278,6 +278,19 @@ class Resolver:
         scheduler = self.scheduler
         num_prefilled = scheduler.max_num_scheduled_tokens // self.block_size if scheduler.waiting else 0
         self.copies.make_way(num_prefilled + len(scheduler.running))
+        # Who runs goes first: held back from them, memory would be missing for ever, and they would start again and
+        # again.
+        if self._reserve and self.manager.block_pool.get_num_free_blocks() < self._wanted_by_running():
+            self._unreserve()
+
+    def _wanted_by_running(self) -> int:
+        """How many blocks the running requests may want in the next step."""
+        wanted, size = 0, self.block_size
+        for request in self.scheduler.running:
+            end = min(request.num_tokens + 1, request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens)
+            held = len(self.manager.get_blocks(request.request_id).blocks[0])
+            wanted += max(0, -(-end // size) - held)
+        return wanted
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """After vLLM scheduled: the moves are on their way, so pins end; families are checked."""
@@ -302,10 +315,11 @@ class Resolver:
         for segment, blocks in zip(todo.segments, found, strict=True):
             source = state.source(segment)
             if source.status is None:
-                evicted = source.keys.key in self.residency.seen
+                key = source.keys.key  # under way for somebody else it is as new as for them
+                evicted = key in self.residency.seen and key not in self.by_source
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
                 self.counters["hits" if blocks else "misses"] += segment.span >= 0
-                self.residency.remember(source.keys.key)
+                self.residency.remember(key)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> None:
         """An internal request for each missing source, unless one is under way.
