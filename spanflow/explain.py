@@ -12,7 +12,7 @@ from spanflow.errors import QueryError
 from spanflow.ir.draw import tree_mermaid, tree_svg, tree_text
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
-from spanflow.lowering.lower import Generated, Lowered, lower
+from spanflow.lowering.lower import Lowered, lower
 from spanflow.lowering.prompt import SpanPrompt
 from spanflow.lowering.template import ChatTemplate
 from spanflow.plan.graph import Generation, Plan
@@ -262,8 +262,7 @@ def _lower_known(
 ) -> tuple[Lowered | None, tuple[str, ...]]:
     """The prompt with nothing in the places of answers that are not there yet."""
     path = generation.path
-    silence = Generated(SpanPrompt((0,)), (), "")
-    generated = {inner: (silence,) * len(plan.samples(inner)) for inner in plan.inner[path]}
+    generated = plan.not_yet(path)
     try:
         lowered = lower(
             generation.node.query,

@@ -47,6 +47,7 @@ class Script:
     aborted: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
     prefetched: list[EngineRequest] = field(default_factory=list)
+    prefetch_error: Exception | None = None
     running: set[str] = field(default_factory=set)
     most_running: int = 0
     num_starts: int = 0
@@ -112,6 +113,8 @@ class ScriptedEngine:
         return tuple(SpanReport(s.start, s.end, "hit", moved=len(s)) for s in request.prompt.spans)
 
     async def prefetch(self, request: EngineRequest) -> None:
+        if self.script.prefetch_error is not None:
+            raise self.script.prefetch_error
         self.script.prefetched.append(request)
 
     async def release(self, request_ids: tuple[str, ...]) -> None:

@@ -183,6 +183,7 @@ class Sent:
     salt: str | None = None
     tokens: list[int] = field(default_factory=list)
     report: Any = None
+    prefill: Any = None
     finished: bool = False
     error: str = ""
 
@@ -245,12 +246,13 @@ class SymbolicEngine:
         *,
         lease: Lease | None = None,
         salt: str | None = None,
+        probe: bool = False,
         **options: Any,
     ) -> str:
         """Queue a request; its name."""
         name = f"r{next(self._names)}"
-        ask = Ask(spans=prompt.spans, lease=lease)
-        extra = {"spanflow": encode(ask)} if prompt.spans or lease else None
+        ask = Ask(spans=prompt.spans, lease=lease, probe=probe)
+        extra = {"spanflow": encode(ask)} if prompt.spans or lease or probe else None
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, extra_args=extra)
         params.update_from_generation_config({}, None)
         self.sent[name] = Sent(prompt, max_tokens, lease, salt)
@@ -275,6 +277,7 @@ class SymbolicEngine:
             for output in client.outputs:
                 sent = self.sent[output.request_id]
                 sent.tokens += output.new_token_ids
+                sent.prefill = output.prefill_stats or sent.prefill
                 if output.kv_transfer_params is not None:
                     sent.report = output.kv_transfer_params
                 sent.finished |= output.finish_reason is not None
@@ -314,6 +317,12 @@ class SymbolicEngine:
             assert sent.tokens == wanted[: len(sent.tokens)], f"{name}: {sent.tokens} instead of {wanted}"
             assert not sent.finished or len(sent.tokens) == sent.max_tokens
         assert self.scheduler.audit()["problems"] == []
+
+    def answers(self, name: str) -> dict[str, Any]:
+        """What the core answered a request besides its spans."""
+        reports = unpack(self.sent[name].report)
+        assert reports is not None
+        return reports[2]
 
     def statuses(self, name: str) -> list[str]:
         """What became of each span of a request."""

@@ -196,9 +196,15 @@ class Judge:
         return max(abs(value - float(expected[token])) for token, value in answer.logprobs[0].items())
 
     def check(self, *answers: Answer, tolerance: float = TOLERANCE) -> None:
+        """The first token of each answer, and the last one: what was decoded may have been preempted in between."""
         for answer in answers:
             assert len(answer.logprobs[0]) >= 10
             assert self.distance(answer) < tolerance
+            if len(answer.token_ids) > 1:
+                said = SpanPrompt(answer.prompt.token_ids + answer.token_ids[:-1], answer.prompt.spans)
+                last = Answer(said, answer.token_ids[-1:], "", answer.logprobs[-1:], answer.last)
+                # Decoding and prefilling differ in the last bits, and each token adds some.
+                assert self.distance(last) < 5 * tolerance
 
 
 def difference(one: Answer, other: Answer) -> float:

@@ -42,9 +42,11 @@ async def start_engine(name: str, model: str, **options: Any) -> Engine:
         raise EngineUnavailable(f"no engine is called {name!r}; known engines: {', '.join(sorted(ENGINES))}")
     try:
         start = getattr(import_module(factory.module), factory.name).start
-        known = [p.name for p in inspect.signature(start).parameters.values() if p.kind is p.KEYWORD_ONLY]
+        parameters = inspect.signature(start).parameters.values()
+        known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         unknown = sorted(set(options) - set(known))
-        if unknown:
+        # An engine that takes more says itself what it does not have.
+        if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters):
             raise QueryError(
                 f"engine {name!r} has no option {', '.join(map(repr, unknown))}; its options: {', '.join(known)}"
             )

@@ -190,8 +190,10 @@ class _Walk:
             if separator:
                 stack.append(_Separate(_checked(separator, here), scope.operand, len(chunks)))
             if isinstance(node, _Answer):
-                if ids := self._without_end(node.value):
-                    chunks.append(self._answer(node.value, ids, visit))
+                # An answer of no words, or one that is not there yet, makes its operand mixed like any other.
+                chunk = self._answer(node.value, self._without_end(node.value), visit)
+                if chunk.token_ids:
+                    chunks.append(chunk)
                 continue
             known: Query = node  # type: ignore[assignment]
             match known:

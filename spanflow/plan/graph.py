@@ -15,6 +15,8 @@ from spanflow.errors import QueryError
 from spanflow.ir.fidelity import MOVED, Rung
 from spanflow.ir.nodes import Chat, Commute, Generate, Node
 from spanflow.ir.walk import ROOT, child_path, children
+from spanflow.lowering.conversation import Generated
+from spanflow.lowering.prompt import SpanPrompt
 
 #: A generation: the path of its generate in the tree, and the number of the sample.
 Key: TypeAlias = tuple[str, int]
@@ -72,6 +74,12 @@ class Plan:
         """The generations of the generate at a path, by sample."""
         num_samples = self._generation((path, 0)).node.n
         return tuple(self._generation((path, index)) for index in range(num_samples))
+
+    def not_yet(self, path: str) -> dict[str, tuple[Generated, ...]]:
+        """Answers of no words in the places of those that the generate at a path reads, to lower it before they are
+        there."""
+        silence = Generated(SpanPrompt((0,)), (), "")
+        return {inner: (silence,) * len(self.samples(inner)) for inner in self.inner[path]}
 
     def num_inner(self, key: Key) -> int:
         """How many answers a generation waits for."""

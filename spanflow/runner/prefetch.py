@@ -2,48 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 
 from spanflow.engine.protocol import EngineRequest
-from spanflow.errors import SpanflowError
+from spanflow.errors import QueryError, SpanflowError
 from spanflow.ir.nodes import Sampling
-from spanflow.lowering.lower import Generated, Lowered
+from spanflow.lowering.lower import Lowered
 from spanflow.lowering.prompt import SpanPrompt
-from spanflow.plan.graph import Plan
+from spanflow.plan.graph import Generation, Plan
 from spanflow.runner.host import Host
 from spanflow.runner.options import RunOptions
 
 
-async def prefetch(plan: Plan, paths: Iterable[str], host: Host, options: RunOptions, run: str) -> int:
+async def prefetch(
+    plan: Plan, paths: Iterable[str], host: Host, options: RunOptions, run: str, *, is_hint: bool = False
+) -> int:
     """Compute the KV of the text spans in the prompts of the generates at `paths`, each once; how many there were.
 
-    Answers that are not there yet are left out of the prompts: what stands behind a header or nothing at all does
-    not depend on them. Failures are left to the generations themselves.
+    Answers that are not there yet are left out of the prompts: what stands behind a header or nothing at all does not
+    depend on them. Raises QueryError, EngineDied. `is_hint`: one after the other, and failures are left to the
+    generations themselves.
     """
-    done: set[bytes] = set()
+    if host.engine.info.spans_unsupported:
+        return 0
+    requests: dict[tuple[bytes, str | None], EngineRequest] = {}
     for path in paths:
-        lowered = await _lower(plan, path, host, options)
-        for source in _sources(lowered) if lowered is not None else ():
-            if source.digest in done:
-                continue
-            done.add(source.digest)
-            name = f"{run}/prefetch-{len(done)}"
-            request = EngineRequest(name, source, Sampling(1), salt=options.salt, priority=options.priority)
+        generation = plan.samples(path)[0]
+        adapter = None if generation.node.model in (None, host.model) else generation.node.model
+        with suppress(*([QueryError] if is_hint else [])):
+            for source in _sources(await _lower(plan, generation, host, options)):
+                name = f"{run}/prefetch-{len(requests)}"
+                request = EngineRequest(name, source, Sampling(1), None, options.salt, adapter, options.priority)
+                requests.setdefault((source.digest, adapter), request)
+    if is_hint:
+        for request in requests.values():
             with suppress(SpanflowError):
                 await host.engine.prefetch(request)
-    return len(done)
+    else:
+        tasks = [asyncio.ensure_future(_in_turn(request, host)) for request in requests.values()]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+    return len(requests)
 
 
-async def _lower(plan: Plan, path: str, host: Host, options: RunOptions) -> Lowered | None:
-    silence = Generated(SpanPrompt((0,)), (), "")
-    generated = {inner: (silence,) * len(plan.samples(inner)) for inner in plan.inner[path]}
-    node = plan.samples(path)[0].node
-    if node.model not in (None, host.model):
-        return None  # another adapter's KV is asked for by its own requests
-    with suppress(SpanflowError):
-        return await host.lower(node.query, generated, path, options)
-    return None
+async def _in_turn(request: EngineRequest, host: Host) -> None:
+    async with host.slots:
+        await host.engine.prefetch(request)
+
+
+async def _lower(plan: Plan, generation: Generation, host: Host, options: RunOptions) -> Lowered:
+    return await host.lower(generation.node.query, plan.not_yet(generation.path), generation.path, options)
 
 
 def _sources(lowered: Lowered) -> list[SpanPrompt]:

@@ -81,7 +81,7 @@ class _Run:
             for generation in self._plan.order:
                 if not self._waits_for[generation.key] and generation.index == 0:
                     self._request(generation, await self._lower(generation), "")
-        ahead: asyncio.Task[int] | None = None
+        ahead: asyncio.Task[None] | None = None
         try:
             async with asyncio.TaskGroup() as group:
                 for generation in self._plan.order:
@@ -89,7 +89,7 @@ class _Run:
                         group.create_task(self._work(generation, group))
                 waiting = [path for path, inner in self._plan.inner.items() if inner]
                 if waiting:
-                    ahead = asyncio.create_task(prefetch(self._plan, waiting, self._host, self._options, self._name))
+                    ahead = asyncio.create_task(self._prefetch(waiting))
         except ExceptionGroup as failed:
             error = failed.exceptions[0]
         else:
@@ -99,6 +99,9 @@ class _Run:
                 ahead.cancel()
                 await asyncio.gather(ahead, return_exceptions=True)
         raise error
+
+    async def _prefetch(self, waiting: list[str]) -> None:
+        await prefetch(self._plan, waiting, self._host, self._options, self._name, is_hint=True)
 
     async def _work(self, generation: Generation, group: asyncio.TaskGroup) -> None:
         """Get the answer of one generation, then start those that waited for it alone."""

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from spanflow import PromptTooLong, Session, commute, fragment, generate, seq, system, user
+from spanflow import PromptTooLong, QueryError, Session, commute, fragment, generate, seq, system, user
 from spanflow.doctor import diagnose
 from spanflow.result import Delta, Done, Started
 
@@ -28,7 +28,8 @@ TEXTS = {
 @pytest.fixture(scope="module")
 def vllm_session(model_dir: Path, start_rig: Callable[..., Any]) -> Iterator[Session]:
     start_rig.stop()  # type: ignore[attr-defined]
-    with Session(str(model_dir), max_model_len=4096, max_tokens=12) as session:
+    # An option of vLLM's own goes through.
+    with Session(str(model_dir), max_model_len=4096, max_tokens=12, max_num_seqs=64) as session:
         yield session
 
 
@@ -128,6 +129,19 @@ def test_documents_are_prefetched_while_candidates_are_written(vllm_session: Ses
     drafts = generate(user("Write about the sea."), n=2, temperature=1.0, max_tokens=60)
     result = vllm_session.run(generate(seq(commute(drafts), user(documents, "Which fits?")), max_tokens=2))
     assert [span.status for span in result.spans if span.kind == "text"] == ["hit"] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_batched_token": 64}, r"no option 'max_num_batched_token'.*\(is max_num_batched_tokens"),
+        ({"scheduler_cls": "x"}, "'scheduler_cls' can't be given: spans need a scheduler"),
+        ({"enable_prefix_caching": False}, "spans live in the prefix cache"),
+    ],
+)
+def test_options_of_vllm_are_checked_before_it_starts(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(QueryError, match=message):
+        Session("smollm2", **options).info  # noqa: B018 - starts the engine
 
 
 def test_the_engine_takes_less_than_4_gib(vllm_session: Session) -> None:

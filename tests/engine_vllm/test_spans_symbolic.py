@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -278,3 +279,65 @@ def test_what_was_taken_over_is_found_where_it_is_now(model_dir: Path) -> None:
     assert one(engine, corpus_prompt(documents[::-1])) == ["hit"] * 3
     engine.scheduler.spans.assembler.max_rotations = 0
     assert "evicted" in one(engine, corpus_prompt([documents[1], documents[0], documents[2]]))
+
+
+def test_a_failed_comparison_at_start_up_reaches_the_client(model_dir: Path) -> None:
+    """Keys that come out wrong turn spans off, and the probe's own answer says so."""
+    engine = start(model_dir, 60)
+    name = engine.send(SpanPrompt((*range(24), *range(24))), 4, probe=True)
+    engine.step()
+    engine.step()
+    assert engine.scheduler.spans.probe.sent == {name}
+    engine.scheduler.connector.probe_error = 0.5
+    engine.finish()
+    assert "differs by 5.0e-01" in engine.answers(name)["unsupported"]
+    assert one(engine, corpus_prompt([tuple(range(100, 140))])) == ["unsupported"]
+
+
+def test_what_was_taken_over_is_not_read_from_blocks_that_were_reused() -> None:
+    from spanflow.engine.vllm.copies import Found, Relocated
+
+    block = SimpleNamespace(block_hash="a")
+    where = Relocated(10, 40, (block, block), ("a", "a"), 3, 100, 1)
+    assert where.find(12, 20, 16) == Found((block,), 5, 112, 1)
+    assert where.find(9, 20, 16) is None
+    assert where.find(12, 41, 16) is None
+    block.block_hash = "b"
+    assert where.find(12, 20, 16) is None
+
+
+def test_a_paused_engine_resolves_nothing(model_dir: Path) -> None:
+    from spanflow.engine.vllm.contract import PauseState
+
+    engine = start(model_dir, 60)
+    engine.scheduler.set_pause_state(PauseState.PAUSED_NEW)
+    engine.send(corpus_prompt([tuple(range(100, 140))]))
+    for _ in range(5):
+        engine.step()
+    assert engine.scheduler.spans.counters["sources"] == 0
+    engine.scheduler.set_pause_state(PauseState.UNPAUSED)
+    engine.finish()
+    engine.check()
+
+
+def test_equal_prompts_share_one_assembly(model_dir: Path) -> None:
+    """Eight equal ones at once: one is assembled, and the others find it."""
+    engine = start(model_dir, 120)
+    prompt = corpus_prompt([tuple(range(100, 140)), tuple(range(200, 240))])
+    one(engine, corpus_prompt([tuple(range(200, 240)), tuple(range(100, 140))]))
+    before = engine.scheduler.spans.counters["moved_tokens"]
+    for _ in range(8):
+        engine.send(prompt)
+    engine.finish()
+    engine.check()
+    moved = engine.scheduler.spans.counters["moved_tokens"] - before
+    assert moved < 80 + 7 * _BLOCK, f"{moved} tokens were moved for eight prompts of 80 in spans"
+
+
+def test_what_is_moved_counts_as_cached(model_dir: Path) -> None:
+    engine = start(model_dir, 120)
+    prompt = corpus_prompt([tuple(range(100, 140))], repair=3)
+    one(engine, prompt)
+    (name,) = engine.sent
+    stats = engine.sent[name].prefill
+    assert (stats.num_prompt_tokens, stats.num_external_cached_tokens) == (len(prompt), 37 + 8)

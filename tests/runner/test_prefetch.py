@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from scripted_engine import Script, register
 
-from spanflow import Session, commute, generate, retrieve, seq, user
+from spanflow import EngineDied, QueryError, Session, commute, generate, retrieve, seq, system, user
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +41,23 @@ def test_prefetch_asks_for_documents_only() -> None:
         assert s.prefetch(generate(user(commute(*texts, anchor="head"), "?"))) == 0
         assert asyncio.run(s.aprefetch(generate(user(commute(*texts[:3]), "?")))) == 3
     assert script.submitted == []
+
+
+def test_what_is_beside_an_answer_is_no_document() -> None:
+    """An operand of text and an answer has no text span, and none before the answer is there."""
+    query = generate(user("J:", commute(seq("label: ", generate(user("go"))), "alone"), "?"))
+    script = Script()
+    with session(script, rung="moved") as s:
+        assert s.prefetch(query) == 1
+        (outer,) = [g for g in s.explain(query).generations if g.num_inner]
+        assert [span.path for span in outer.spans] == ["$.query.parts[1].operands[1]"]
+    assert script.texts(script.prefetched) == ["<|im_start|>user\nalone\n\n"]
+
+
+def test_prefetch_says_what_is_wrong() -> None:
+    with session(Script(unsupported="a reason")) as s:
+        assert s.prefetch(generate(user(commute("one"), "?"))) == 0
+    with session(Script(prefetch_error=EngineDied("gone"))) as s, pytest.raises(EngineDied, match="gone"):
+        s.prefetch(generate(user(commute("one"), "?"), max_tokens=3), rung="moved")
+    with session(Script()) as s, pytest.raises(QueryError, match="system"):
+        s.prefetch(generate(seq(user("a"), user(system("b")))))  # type: ignore[arg-type]

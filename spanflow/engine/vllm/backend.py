@@ -9,7 +9,9 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -54,6 +56,33 @@ def span_arguments(headers: list[list[int]], audit_steps: bool) -> dict[str, Any
             kv_connector_extra_config={"headers": headers, "audit_steps": audit_steps},
         ),
     }
+
+
+#: Engine arguments that carry spans, or that `VllmEngine.start` has other names for.
+_OURS = {
+    "scheduler_cls": "spans need a scheduler of their own",
+    "kv_transfer_config": "spans need a connector of their own, and vLLM takes one",
+    "enable_prefix_caching": "spans live in the prefix cache",
+    "kv_cache_memory_bytes": "say kv_cache_gib",
+    "model": "it is the session's first argument",
+    "enable_lora": "say adapters",
+}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse what is no engine argument of vLLM, and what spans need for themselves. Raises QueryError."""
+    for name in options:
+        if name in _OURS:
+            raise QueryError(f"engine 'vllm': option {name!r} can't be given: {_OURS[name]}")
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        close = get_close_matches(unknown[0], known, 3)
+        raise QueryError(
+            f"engine 'vllm' has no option {', '.join(map(repr, unknown))}; its options: block_size, kv_cache_gib, "
+            "max_model_len, adapters, and vLLM's engine arguments"
+            + (f" (is {' or '.join(map(repr, close))} meant?)" if close else "")
+        )
 
 
 async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend | StepBackend:

@@ -64,7 +64,8 @@ class VllmEngine:
         `spans` False gives stock vLLM, for comparison. `in_process` runs the engine's core in this
         process (tests, debugging). `adapters` maps names of LoRA adapters to directories.
         `audit_steps` recounts all references after each step and fails on a difference. Further
-        `options` are vLLM's engine arguments. Raises EngineUnavailable, ModelError, SpansUnsupported.
+        `options` are vLLM's engine arguments. Raises EngineUnavailable, ModelError, SpansUnsupported, and QueryError
+        for options that vLLM does not have, or that spans need for themselves.
         """
         say = progress or (lambda _: None)
         prepare_environment()
@@ -77,6 +78,7 @@ class VllmEngine:
             ) from error
         if spans:
             contract.check()
+        backend.check_options(options)
         arguments: dict[str, Any] = {
             "model": str(model),
             "block_size": block_size,

@@ -117,5 +117,5 @@ class SpanScheduler(AsyncScheduler):
         if state.ask.audit:
             state.answers["audit"] = self.audit()
         if state.ask.probe:
-            state.answers["probe_error"] = self.connector.probe_error
+            state.answers["unsupported"] = self.spans.unsupported  # the comparison was made since it was admitted
         return pack(state)

@@ -62,6 +62,11 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
             bool(getattr(groups[0].kv_cache_spec, "attention_chunk_size", None)) if groups else False,
             "it attends in chunks",
         ),
+        # vLLM's name for a list that has 0 where a layer rotates nothing.
+        (
+            not all(getattr(config, "no_rope_layers", None) or [1]),
+            "some of its layers have no rotary embedding (NoPE), and all keys would be rotated",
+        ),
         (len(set(getattr(config, "layer_types", None) or ["full"])) > 1, "its layers are of different types"),
         (
             cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"),
