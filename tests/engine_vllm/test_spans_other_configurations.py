@@ -72,14 +72,15 @@ def test_adapters_share_nothing(start_rig: Any, adapters: dict[str, str]) -> Non
     base = rig.one(prompt)
     red = rig.one(prompt, adapter="red")
     assert "hit" not in red.statuses
-    assert rig.one(prompt, adapter="red").statuses == ["hit", "hit"]
+    warm = rig.one(prompt, adapter="red")
+    assert warm.statuses == ["hit", "hit"]
+    assert difference(red, warm) < 1e-5
     blue = rig.one(prompt, adapter="blue")
     assert "hit" not in blue.statuses
-    exact = {
-        name: rig.one(rig.prompt([rig.document(1), rig.document(2)], repair=9999), adapter=name) for name in adapters
-    }
     assert len({round(a.logprobs[0][max(a.logprobs[0], key=a.logprobs[0].get)], 6) for a in (base, red, blue)}) == 3
-    assert set(exact) == {"red", "blue"}
+    for name in adapters:
+        repaired = rig.one(rig.prompt([rig.document(1), rig.document(2)], repair=9999), adapter=name)
+        assert difference(repaired, rig.one(SpanPrompt(prompt.token_ids), adapter=name)) < 1e-5
     again = rig.one(prompt)
     assert again.statuses == ["hit", "hit"]
     assert difference(base, again) < 1e-5

@@ -68,6 +68,8 @@ class Assembler:
         """Allocate the request's blocks and queue its moves. False where memory is short."""
         spans, request = self.spans, state.request
         state.taken.clear()  # An earlier try may have been preempted.
+        for source in state.sources:
+            source.is_taken = False
         pins = [block for item in found if item for block in item.blocks]
         spans.residency.pin(pins)
         num_blocks = -(-request.num_tokens // spans.block_size) - num_cached // spans.block_size

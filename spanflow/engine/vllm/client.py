@@ -12,7 +12,7 @@ from typing import Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
 from spanflow.engine.vllm.payload import KEY, Ask, encode
-from spanflow.errors import EngineDied, EngineUnavailable, ModelError, PromptTooLong, QueryError, SpansUnsupported
+from spanflow.errors import EngineUnavailable, ModelError, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.lowering.prompt import SpanPrompt
 
 _log = logging.getLogger("spanflow")
@@ -203,9 +203,6 @@ class VllmEngine:
         try:
             async for piece in pieces:
                 yield piece
-        except EngineDied:
-            self._closed = True
-            raise
         finally:
             await pieces.aclose()
 

@@ -59,11 +59,10 @@ class Residency:
         return blocks
 
     def tail(self, key: bytes, tokens: tuple[int, ...]) -> Tail | None:
-        """A block that begins with `tokens` behind the prefix that `key` names."""
-        for tail in self.tails.get(key, ()):
-            if tail.tokens[: len(tokens)] == tokens:
-                return tail
-        return None
+        """The block that begins with `tokens` behind the prefix that `key` names; of several the one with the least
+        behind them, since a longer one is another answer's."""
+        found = (tail for tail in self.tails.get(key, ()) if tail.tokens[: len(tokens)] == tokens)
+        return min(found, key=lambda tail: len(tail.tokens), default=None)
 
     def keep(
         self,

@@ -98,7 +98,9 @@ class SpanScheduler(AsyncScheduler):
 
     def _preempt_request(self, request: Request, timestamp: float, drop_stale_output: bool = False) -> None:
         self.spans.unregister_unwritten(request)
+        copies = self.spans.assembled(request)
         super()._preempt_request(request, timestamp, drop_stale_output)
+        self.spans.copies.add(copies)
         self.spans.preempted(request)
 
     def _free_blocks(self, request: Request) -> None:
