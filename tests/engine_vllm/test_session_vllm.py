@@ -134,7 +134,7 @@ def test_documents_are_prefetched_while_candidates_are_written(vllm_session: Ses
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_num_batched_token": 64}, r"no option 'max_num_batched_token'.*\(is max_num_batched_tokens"),
+        ({"max_num_batched_token": 64}, r"no option 'max_num_batched_token'.*\(is 'max_num_batched_tokens'"),
         ({"scheduler_cls": "x"}, "'scheduler_cls' can't be given: spans need a scheduler"),
         ({"enable_prefix_caching": False}, "spans live in the prefix cache"),
     ],
