@@ -321,7 +321,7 @@ def test_an_interrupt_cancels_the_run_and_the_session_goes_on() -> None:
 
 
 def test_many_threads_share_one_session() -> None:
-    script = Script(seconds=0.02)
+    script = Script(seconds=0.1)  # long beside all else, so that four are under way however busy the machine is
     with session(script, max_concurrency=4) as s:
         texts: list[str] = []
         threads = [threading.Thread(target=lambda: texts.append(s.run(judge()).text)) for _ in range(8)]
@@ -330,8 +330,7 @@ def test_many_threads_share_one_session() -> None:
         for thread in threads:
             thread.join()
         assert texts == [" fine"] * 8
-    assert script.num_starts == 1
-    assert 1 < script.most_running <= 4
+    assert (script.num_starts, script.most_running) == (1, 4)
 
 
 def test_progress_goes_where_it_is_wanted(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
