@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks._resident import resident_pools
 from spanflow.engine.models import resolve_model
 from spanflow.engine.protocol import Engine, EngineRequest, Lease, SpanReport, Usage
 from spanflow.engine.vllm.client import VllmEngine
@@ -99,11 +100,25 @@ async def started_pair(model: str, **options: Any) -> AsyncIterator[Pair]:
         stock = await VllmEngine.start(directory, spans=False, **options)
         try:
             say(f"both engines are up after {time.perf_counter() - begun:.0f} s")
+            from spanflow.engine.vllm.backend import is_cpu  # loads vLLM, which the engines have done by now
+
+            if is_cpu():
+                _check_pools(float(options["kv_cache_gib"]))
             yield Pair(stock, ours, ChatTemplate(ours.tokenizer))
         finally:
             await stock.close()
     finally:
         await ours.close()
+
+
+def _check_pools(gib: float) -> None:
+    """Both KV pools are in memory now, or the first to touch a page would pay for it. Raises RuntimeError."""
+    found = resident_pools(int(0.95 * gib * (1 << 30)))  # a pool is of whole blocks, so a little less
+    if found < 2:
+        raise RuntimeError(
+            f"{found} of 2 engines hold a KV pool of {gib:g} GiB in memory; free some memory, or give a smaller "
+            "--kv-gib"
+        )
 
 
 def _give_both_all_cores() -> None:
