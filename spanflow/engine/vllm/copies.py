@@ -53,14 +53,17 @@ class Copies:
         if len(first) == len(front):
             return
         ids = {block.block_id for block in first}
-        for block_id, block_hash in list(self._hashes.items()):
+        reused = []
+        for block_id, block_hash in self._hashes.items():
             block = self.pool.blocks[block_id]
             if block.block_hash != block_hash:
-                del self._hashes[block_id]
+                reused.append(block_id)
             elif block.ref_cnt == 0 and block_id not in ids:
                 first.append(block)
                 if len(first) == len(front):
                     break
+        for block_id in reused:
+            del self._hashes[block_id]
         for block in first:
             queue.remove(block)
         queue.prepend_n(first)
