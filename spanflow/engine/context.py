@@ -7,7 +7,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from spanflow.engine.protocol import EngineRequest
+from spanflow.engine.protocol import EngineRequest, SpanReport
 from spanflow.errors import PromptTooLong, QueryError
 from spanflow.lowering.prompt import Span, SpanPrompt, span_key
 
@@ -45,6 +45,15 @@ def count_span(prompt: SpanPrompt, span: Span) -> tuple[int, int, int]:
     repaired = first - span.start
     moved = end - first - int(first < end == len(prompt))  # the last token of a prompt is computed for its logits
     return moved, repaired, len(span) - repaired - moved
+
+
+def computed_whole(span: Span) -> SpanReport | None:
+    """The report of a span of which nothing is moved, so that no KV is looked for; None for others."""
+    first, end = taken_range(span)
+    if first < end:
+        return None
+    repaired, why = first - span.start, f"nothing of it is moved: all {len(span)} tokens are computed in context"
+    return SpanReport(span.start, span.end, "computed", 0, repaired, len(span) - repaired, why)
 
 
 def source_prompt(prompt: SpanPrompt, span: Span) -> SpanPrompt:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from spanflow.engine.context import checked_max_tokens, count_span, source_key, taken_range, without_spans
+from spanflow.engine.context import checked_max_tokens, computed_whole, count_span, source_key, without_spans
 from spanflow.engine.detokenize import TextStream
 from spanflow.engine.leases import LeaseBook, tenant
 from spanflow.engine.models import resolve_model
@@ -217,16 +217,17 @@ class OracleEngine:
         reports, keys, taken = [], set(), {}
         owner = tenant(request)
         for span in request.prompt.spans:
-            first, end = taken_range(span)
-            why = "nothing of it is moved" if first == end else ""
             key = (owner, source_key(request.prompt, span))
             held = self._leases.find(owner, request.prompt, span)
             if held is not None:
                 taken[held.request_id] = held
-            hit = bool(why) or key in self._seen or held is not None
+            if (whole := computed_whole(span)) is not None:
+                reports.append(whole)
+                continue
+            hit = key in self._seen or held is not None
             keys.add(key)
             moved, repaired, computed = count_span(request.prompt, span)
-            reports.append(SpanReport(span.start, span.end, "hit" if hit else "new", moved, repaired, computed, why))
+            reports.append(SpanReport(span.start, span.end, "hit" if hit else "new", moved, repaired, computed))
 
         def done() -> None:
             self._seen.update(keys)

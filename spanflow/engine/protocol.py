@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
 
-SpanStatus = Literal["hit", "new", "evicted", "unsupported"]
+SpanStatus = Literal["hit", "new", "evicted", "unsupported", "computed"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 
@@ -43,9 +43,10 @@ class SpanReport:
     """What became of one span. Token counts add up: moved + repaired + computed == len(span).
 
     `status`: hit (its KV was found), new or evicted (computed for this request first), unsupported
-    (computed in context). `why` says more where there is more to say. `computed` counts tokens of
-    the span computed in context other than for repair (the last sampled token of a candidate, or
-    all of them where the span is unsupported).
+    (computed in context), computed (the same, as its rung says: it repairs so many tokens that none
+    is left to move). `why` says more where there is more to say. `computed` counts tokens of the span
+    computed in context other than for repair (the last sampled token of a candidate, or all of them
+    where the span is unsupported).
     """
 
     start: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
-from spanflow.engine.context import count_span, in_context, taken_range
+from spanflow.engine.context import computed_whole, count_span, in_context, taken_range
 from spanflow.engine.leases import Held, LeaseBook, tenant
 from spanflow.engine.protocol import EngineRequest, SpanReport, SpanStatus
 from spanflow.lowering.prompt import Span, SpanPrompt
@@ -251,11 +251,11 @@ class Residency:
     def _report(self, prompt: SpanPrompt, span: Span, refused: dict[Span, str], done: _Pass) -> SpanReport:
         if span in refused:
             return SpanReport(span.start, span.end, "unsupported", computed=len(span), why=refused[span])
+        if (whole := computed_whole(span)) is not None:
+            return whole
         moved, repaired, computed = count_span(prompt, span)
-        first, end = taken_range(span)
-        why = "nothing of it is moved" if first == end else ""
         status = done.status.get(self._source(prompt, span).prompt.digest, "hit")
-        return SpanReport(span.start, span.end, status, moved, repaired, computed, why)
+        return SpanReport(span.start, span.end, status, moved, repaired, computed)
 
 
 def _taken_from(prompt: SpanPrompt) -> tuple[Span, ...]:

@@ -135,7 +135,8 @@ async def test_a_span_of_which_nothing_is_moved_says_so(engine: OracleEngine) ->
     _, token_ids, last = await run(engine, ask(repaired))
     assert token_ids == (await run(engine, ask()))[1]
     (report,) = last.spans
-    assert (report.moved, report.repaired, report.computed, report.why) == (0, 20, 0, "nothing of it is moved")
+    assert (report.status, report.moved, report.repaired, report.computed) == ("computed", 0, 20, 0)
+    assert report.why == "nothing of it is moved: all 20 tokens are computed in context"
 
 
 async def test_a_leased_answer_is_a_hit_until_its_consumers_have_run(engine: OracleEngine) -> None:

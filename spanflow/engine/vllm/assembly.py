@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from spanflow.engine.context import taken_range
 from spanflow.lowering.prompt import Span, SpanPrompt
 
 Range = tuple[int, int]
@@ -49,8 +50,8 @@ def effective(prompt: SpanPrompt) -> SpanPrompt:
 
 
 def moved(span: Span) -> Range | None:
-    """The part of a span whose KV is moved: not the repaired tokens, not the last sampled one (it never had KV)."""
-    start, end = span.start + span.repair, span.end - (1 if span.is_generated else 0)
+    """The part of a span whose KV is moved, if any is."""
+    start, end = taken_range(span)
     return (start, end) if start < end else None
 
 

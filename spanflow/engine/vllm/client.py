@@ -28,6 +28,8 @@ def prepare_environment() -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, in the engine's own process
+        "TORCH_LOGS": "-torch._library.triton",  # that there is no Triton on a CPU
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # which NUMA node memory comes from
     }.items():
         os.environ.setdefault(name, value)
 
@@ -87,6 +89,7 @@ class VllmEngine:
             "enable_prefix_caching": True,
             "enforce_eager": True,
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         }
         if backend.is_cpu():
             arguments |= {"dtype": "float32", "distributed_executor_backend": "uni"}

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from spanflow.engine.context import computed_whole
 from spanflow.engine.protocol import SpanReport, SpanStatus
-from spanflow.engine.vllm.assembly import Assembly, Range, Segment, moved
+from spanflow.engine.vllm.assembly import Assembly, Range, Segment
 from spanflow.engine.vllm.contract import Request
 from spanflow.engine.vllm.hashing import SourceKeys
 from spanflow.engine.vllm.payload import Ask
@@ -57,15 +58,14 @@ class SpanRequest:
         sources = dict(zip(self.prompt.spans, self.sources[1:], strict=True)) if self.assembly else {}
         out = []
         for span in self.ask.spans:
-            part = moved(span)
             if self.exact:
                 out.append(SpanReport(span.start, span.end, "unsupported", computed=len(span), why=self.exact))
-            elif part is None:
-                out.append(SpanReport(span.start, span.end, "hit", repaired=len(span), why="repaired whole"))
+            elif (whole := computed_whole(span)) is not None:
+                out.append(whole)
             else:
                 source = sources[span]
                 last = 1 if span.is_generated else 0
-                status, num_moved = source.status or "hit", part[1] - part[0]
+                status, num_moved = source.status or "hit", len(span) - span.repair - last
                 out.append(SpanReport(span.start, span.end, status, num_moved, span.repair, last, _why(source)))
         return tuple(out)
 
