@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from spanflow.installing import install_advice
+
 
 def bare_parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
     """A parser with the options of a benchmark that needs no engine; a benchmark adds its own."""
@@ -49,4 +51,4 @@ def check_plot(path: Path | None) -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise SystemExit(f"--plot needs matplotlib ({error}); install it with: pip install 'spanflow[plot]'") from None
+        raise SystemExit(f"--plot needs matplotlib ({error}); {install_advice('plot')}") from None

@@ -179,6 +179,16 @@ class Session:
         return await self._begin(lambda: self._explain(bound, options)).join()
 
     @property
+    def model(self) -> str:
+        """The model's name, as it was given."""
+        return self._core.choice.model
+
+    @property
+    def engine(self) -> str:
+        """The engine's name, as it was given."""
+        return self._core.choice.engine
+
+    @property
     def options(self) -> RunOptions:
         """The options of its runs, unless a run says otherwise."""
         return self._options

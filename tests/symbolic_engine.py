@@ -247,12 +247,13 @@ class SymbolicEngine:
         lease: Lease | None = None,
         salt: str | None = None,
         probe: bool = False,
+        keep: bool = False,
         **options: Any,
     ) -> str:
         """Queue a request; its name."""
         name = f"r{next(self._names)}"
-        ask = Ask(spans=prompt.spans, lease=lease, probe=probe)
-        extra = {"spanflow": encode(ask)} if prompt.spans or lease or probe else None
+        ask = Ask(spans=prompt.spans, lease=lease, probe=probe, keep=keep)
+        extra = {"spanflow": encode(ask)} if prompt.spans or lease or probe or keep else None
         params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, extra_args=extra)
         params.update_from_generation_config({}, None)
         self.sent[name] = Sent(prompt, max_tokens, lease, salt)

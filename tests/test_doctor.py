@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import AsyncIterator, Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import pytest
 from scripted_engine import Script, ScriptedEngine, register
 
-from spanflow import EngineUnavailable, Session
+from spanflow import EngineUnavailable, ModelError, Session
 from spanflow.doctor import Diagnosis, diagnose, installed
+from spanflow.engine import registry
 from spanflow.engine.protocol import EngineOutput, EngineRequest, SpanReport
+
+ORACLE = "moved spans against the oracle"
 
 
 class Measured(ScriptedEngine):
@@ -18,6 +25,16 @@ class Measured(ScriptedEngine):
 
     logprob: Callable[[int, EngineRequest], float] = staticmethod(lambda number, request: -1.0)
     status = "hit"
+    dtype = "float32"
+
+    def __init__(self, model: str, script: Script) -> None:
+        super().__init__(model, script)
+        self.info = replace(self.info, dtype=self.dtype)
+
+    @classmethod
+    async def start(cls, model: str, *, script: Script, adapters: Any = None, progress: Any = None) -> ScriptedEngine:
+        Oracle.alive_at_start = [ref() for ref in Oracle.started]
+        return await super().start(model, script=script)
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         self.script.submitted.append(request)
@@ -28,14 +45,36 @@ class Measured(ScriptedEngine):
         yield EngineOutput(" so", (5,), ({5: logprob, 6: -3.0},), "stop", spans=reports)
 
 
+class Oracle(Measured):
+    """What the engine is compared with; its script is shared by all that are started in a test."""
+
+    logprob = staticmethod(lambda number, request: -1.0)
+    shared = Script()
+    started: ClassVar[list[weakref.ref[ScriptedEngine]]] = []
+    alive_at_start: ClassVar[list[object]] = []
+
+    @classmethod
+    async def start(cls, model: str, *, progress: Any = None) -> ScriptedEngine:  # type: ignore[override]
+        engine = await ScriptedEngine.start.__func__(cls, model, script=cls.shared)  # type: ignore[attr-defined]
+        engine.itself = engine  # as models do, it goes only where garbage is looked for
+        cls.started.append(weakref.ref(engine))
+        return engine
+
+
 @pytest.fixture(autouse=True)
-def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+def oracle(monkeypatch: pytest.MonkeyPatch) -> Script:
     register(monkeypatch)
+    known = {**registry.ENGINES, "oracle": registry.Factory("scripted_engine", "Oracle")}
+    monkeypatch.setattr(registry, "ENGINES", known)
     monkeypatch.setattr("scripted_engine.ScriptedEngine", Measured)
+    monkeypatch.setattr("scripted_engine.Oracle", Oracle, raising=False)
+    monkeypatch.setattr(Oracle, "shared", Script())
+    monkeypatch.setattr(Oracle, "started", [])
+    return Oracle.shared
 
 
 def checked(script: Script) -> Diagnosis:
-    with Session("m", engine="scripted", script=script) as session:
+    with closing(Session("m", engine="scripted", script=script)) as session:
         return diagnose(session)
 
 
@@ -49,7 +88,7 @@ def test_an_engine_that_is_right_is_well() -> None:
     assert diagnosis.is_well
     assert json.loads(json.dumps(diagnosis.to_dict()))["engine"]["name"] == "scripted"
     assert str(diagnosis).endswith("all is well")
-    full, _, cold, warm, other, back, repaired = (request.prompt for request in script.submitted)
+    full, _, cold, warm, other, back, repaired, *_ = (request.prompt for request in script.submitted)
     assert full.spans == ()
     assert cold == warm == back
     assert {other.tokens(span) for span in other.spans} == {cold.tokens(span) for span in cold.spans}
@@ -75,13 +114,109 @@ def test_a_difference_is_found(monkeypatch: pytest.MonkeyPatch, wrong: int, name
 
 
 def test_rounding_of_the_engine_itself_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measured, "dtype", "float16")
     monkeypatch.setattr(Measured, "logprob", staticmethod(lambda number, request: -1.0 - 0.01 * (number % 2)))
     assert checked(Script()).is_well
 
 
 def test_spans_that_are_not_found_again_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measured, "status", "new")
-    assert failed(checked(Script())) == ["moved spans"]
+    assert failed(checked(Script())) == ["moved spans", "spans moved to be compared"]
+
+
+def test_what_is_moved_is_compared_with_the_oracles_word(oracle: Script) -> None:
+    script = Script()
+    diagnosis = checked(script)
+    before, moved, full = (request.prompt for request in script.submitted[-3:])
+    assert [request.prompt for request in oracle.submitted] == [moved, full]
+    assert full.token_ids == moved.token_ids
+    assert full.spans == ()
+    assert [moved.tokens(span) for span in moved.spans] == [before.tokens(span) for span in before.spans[::-1]]
+    assert len(moved.spans) == 2
+    assert all(span.repair == 0 and span.anchor == before.spans[0].anchor for span in moved.spans)
+    found = {check["name"]: check for check in json.loads(json.dumps(diagnosis.to_dict()))["checks"]}
+    assert (found[ORACLE]["difference"], found[ORACLE]["limit"]) == (0.0, 1e-3)
+    assert "(limit 1e-03 in float32)" in found[ORACLE]["detail"]
+    assert found["spans moved to be compared"]["is_ok"]
+
+
+def test_no_span_is_moved_by_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the tokens are: with blocks as long as the first way that comes to mind, another one is found."""
+
+    def ways() -> list[int]:
+        script = Script()
+        assert checked(script).is_well
+        return [span.start - len(span.anchor) for span in script.submitted[-2].prompt.spans]
+
+    before = ways()
+    assert all(way % 16 for way in before)
+    monkeypatch.setattr("spanflow.doctor._BLOCK", before[-1])
+    assert len(before) == len(ways()) == 2
+    assert all(way % before[-1] for way in ways())
+
+
+def test_the_oracle_is_gone_before_the_engine_starts(oracle: Script) -> None:
+    assert checked(Script()).is_well
+    assert (oracle.num_starts, oracle.num_closes) == (1, 1)
+    assert Oracle.alive_at_start == [None]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "difference", "finds"),
+    [
+        ("float32", 9e-4, []),
+        ("float32", 1.1e-3, [ORACLE]),
+        ("float16", 0.09, []),
+        ("float16", 0.11, [ORACLE]),
+        ("bfloat16", 0.49, []),
+        ("bfloat16", 0.51, [ORACLE]),
+        ("float32", float("nan"), [ORACLE]),
+        ("float32", float("inf"), [ORACLE]),
+    ],
+)
+def test_a_wrong_move_is_found_by_the_bound_of_its_type(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, difference: float, finds: list[str]
+) -> None:
+    monkeypatch.setattr(Measured, "dtype", dtype)
+    logprobs = {9: -1.0 - difference}  # in all other requests the engine agrees with itself
+    monkeypatch.setattr(Measured, "logprob", staticmethod(lambda number, request: logprobs.get(number, -1.0)))
+    diagnosis = checked(Script())
+    assert failed(diagnosis) == finds
+    assert diagnosis.is_well is (not finds)
+    json.loads(json.dumps(diagnosis.to_dict(), allow_nan=False))
+
+
+def test_a_difference_without_moves_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measured, "logprob", staticmethod(lambda number, request: -1.0 - 0.01 * (number == 10)))
+    assert failed(checked(Script())) == ["full attention against the oracle"]
+
+
+@pytest.mark.parametrize(
+    ("oracles", "why"),
+    [
+        (Script(start_error=ModelError("no such model")), "the oracle can't run here: ModelError: no such model"),
+        (Script(start_error=MemoryError("too much")), "the oracle can't run here: MemoryError: too much"),
+        (Script(unsupported="it slides"), "the oracle serves no spans on this model: it slides"),
+    ],
+)
+def test_where_the_oracle_cannot_answer_it_says_so(monkeypatch: pytest.MonkeyPatch, oracles: Script, why: str) -> None:
+    monkeypatch.setattr(Oracle, "shared", oracles)
+    diagnosis = checked(Script())
+    assert diagnosis.is_well
+    assert f"skipped  {ORACLE}: {why}" in str(diagnosis)
+    assert [check.is_ok for check in diagnosis.checks if check.name == ORACLE] == [None]
+
+
+def test_numbers_of_a_type_without_a_bound_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Measured, "dtype", "float8")
+    assert f"skipped  {ORACLE}: there is no bound for numbers of type float8" in str(checked(Script()))
+
+
+def test_the_oracle_is_not_compared_with_itself(oracle: Script) -> None:
+    with Session("m", engine="oracle") as session:
+        diagnosis = diagnose(session)
+    assert oracle.num_starts == 1
+    assert f"skipped  {ORACLE}: the engine is the oracle" in str(diagnosis)
 
 
 def test_problems_of_bookkeeping_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from spanflow.installing import install_advice
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCKS = ("requirements.lock", "requirements-dev.lock")
@@ -33,6 +35,18 @@ def requirements() -> list[Requirement]:
     extras = [lines for extra, lines in project["optional-dependencies"].items() if extra not in NOT_LOCKED]
     groups = PROJECT["dependency-groups"].values()
     return [Requirement(line) for lines in [project["dependencies"], *extras, *groups] for line in lines]
+
+
+def test_advice_on_installing_is_given_in_one_place_and_names_what_there_is() -> None:
+    extras = PROJECT["project"]["optional-dependencies"].keys()
+    advice = " ".join(install_advice(extra) for extra in extras)
+    assert {"requirements.lock", ".ci/environment.py"} <= set(re.split(r"[ ,]", advice))
+    assert all((ROOT / name).is_file() for name in ("requirements.lock", ".ci/environment.py"))
+    assert set(re.findall(r"\[(\w+)\]", advice)) <= extras
+    sources = [path for folder in ("spanflow", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    # The model's own package is pinned, and asks for nothing that it needs.
+    saying = {path.name for path in sources if re.search("pip3? install", path.read_text())}
+    assert saying == {"installing.py", "embedded.py"}
 
 
 @pytest.mark.parametrize("lock", LOCKS)

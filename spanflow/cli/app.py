@@ -267,4 +267,4 @@ def judge(
 
 def _memory(engine: str) -> dict[str, float]:
     """Room for what both ways of a comparison keep, so that neither evicts the other's KV."""
-    return {"kv_cache_gib": 2.0} if engine == "vllm" else {}
+    return {"cpu_kv_cache_gib": 2.0} if engine == "vllm" else {}

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from spanflow.errors import EngineUnavailable, QueryError
+from spanflow.installing import install_advice
 from spanflow.ir.nodes import Fragment
 from spanflow.ir.ranges import check_count, check_text
 
@@ -200,7 +201,6 @@ def _import_bm25s() -> Any:
         import bm25s
     except ImportError as error:
         raise EngineUnavailable(
-            f"Bm25Retriever: the package bm25s cannot be imported ({error}); "
-            "install it with: pip install 'spanflow[retrieval]'"
+            f"Bm25Retriever: the package bm25s cannot be imported ({error}); {install_advice('retrieval')}"
         ) from error
     return bm25s

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from spanflow.errors import EngineUnavailable, ModelError
+from spanflow.installing import install_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,7 @@ def convert(source: Path, target: Path, progress: Callable[[str], None]) -> None
         from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
         from transformers.utils import logging
     except ImportError as error:
-        raise EngineUnavailable(
-            f"converting the embedded model needs {error.name}; run: pip install 'spanflow[cpu]'"
-        ) from error
+        raise EngineUnavailable(f"converting the embedded model needs {error.name}; {install_advice()}") from error
     progress(f"reading {source.name}")
     folder, file = str(source.parent), source.name
     quantized = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)

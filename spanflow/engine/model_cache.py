@@ -15,6 +15,7 @@ from typing import Any
 
 from spanflow.engine.embedded import Embedded, convert, sha256_of, source_file
 from spanflow.errors import EngineUnavailable, ModelError
+from spanflow.installing import install_advice
 
 _MARKER = "spanflow.json"
 _HASHED_ALWAYS = 16 << 20  # files up to this size are hashed at every use; larger ones when they look touched
@@ -53,9 +54,7 @@ def ensure_embedded(
     try:
         from filelock import FileLock
     except ImportError as error:
-        raise EngineUnavailable(
-            f"building the embedded model needs {error.name}; run: pip install 'spanflow[cpu]'"
-        ) from error
+        raise EngineUnavailable(f"building the embedded model needs {error.name}; {install_advice()}") from error
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(target.with_name(target.name + ".lock")):

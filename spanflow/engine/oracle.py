@@ -73,7 +73,8 @@ class OracleEngine:
         device: str = "cpu",
         progress: Callable[[str], None] | None = None,
     ) -> OracleEngine:
-        """Load a model by name, path or hub name. Raises ModelError, QueryError for a window that it does not have."""
+        """Load a model by name, path or hub name. Raises ModelError, EngineUnavailable where memory is too short, and
+        QueryError for a window that it does not have."""
         return await asyncio.to_thread(cls._load, model, max_model_len, device, progress)
 
     @classmethod
@@ -108,6 +109,7 @@ class OracleEngine:
             block_size=1,
             spans_unsupported=loaded.spans_unsupported,
             versions={name: version(name) for name in ("torch", "transformers")},
+            dtype="float32",
         )
         return cls(loaded, tokenizer, info)
 

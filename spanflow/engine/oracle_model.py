@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from spanflow.engine.context import Flags, in_context, source_in_context, source_key, source_prompt, taken_range
+from spanflow.engine.memory import GIB, available_memory
 from spanflow.engine.oracle_cache import LayerKV, Preset, SlotCache
-from spanflow.errors import QueryError, SpansUnsupported
+from spanflow.errors import EngineUnavailable, QueryError, SpansUnsupported
 from spanflow.lowering.prompt import Span, SpanPrompt
 
 #: Sources are kept up to this many tokens; dropping one costs time, never another value.
@@ -57,9 +58,11 @@ class OracleModel:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "cpu") -> OracleModel:
-        """Read a model directory or hub name, in float32. Raises what transformers raises."""
+        """Read a model directory or hub name, in float32. Raises EngineUnavailable where memory is too short for that,
+        and what transformers raises."""
         from transformers import AutoModelForCausalLM
 
+        _check_memory(str(path))
         model = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32, attn_implementation="sdpa")
         return cls(model.to(device))
 
@@ -193,6 +196,21 @@ class OracleModel:
         outside = next((t for t in prompt.token_ids if not 0 <= t < self.vocab_size), None)
         if outside is not None:
             raise QueryError(f"token id {outside} is outside of the model's vocabulary of {self.vocab_size}")
+
+
+def _check_memory(path: str) -> None:
+    """Refuse now what would be killed for its memory while it is read."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        shapes = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+    needed = 4 * sum(parameter.numel() for parameter in shapes.parameters())
+    available = available_memory()
+    if available is not None and needed > available:
+        raise EngineUnavailable(
+            f"engine 'oracle' needs {needed / GIB:.1f} GiB for the weights of {path} in float32, and "
+            f"{available / GIB:.1f} GiB of memory are free; free some, or take a smaller model"
+        )
 
 
 def why_unsupported(model: Any) -> str:

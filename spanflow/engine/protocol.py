@@ -87,7 +87,10 @@ class EngineOutput:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a started engine is: the model, its window, and whether spans are served, or why not."""
+    """What a started engine is: the model, its window, and whether spans are served, or why not.
+
+    `dtype` names the type of the numbers that it computes with, where it computes.
+    """
 
     name: str
     model: str
@@ -95,6 +98,7 @@ class EngineInfo:
     block_size: int
     spans_unsupported: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    dtype: str = ""
 
 
 class Engine(Protocol):

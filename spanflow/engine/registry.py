@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from spanflow.engine.protocol import Engine
 from spanflow.errors import EngineUnavailable, QueryError
+from spanflow.installing import install_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ async def start_engine(name: str, model: str, **options: Any) -> Engine:
     if factory is None:
         raise EngineUnavailable(f"no engine is called {name!r}; known engines: {', '.join(sorted(ENGINES))}")
     try:
-        start = getattr(import_module(factory.module), factory.name).start
+        module = await asyncio.to_thread(import_module, factory.module)  # some take seconds
+        start = getattr(module, factory.name).start
         parameters = inspect.signature(start).parameters.values()
         known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
         unknown = sorted(set(options) - set(known))
@@ -55,7 +58,5 @@ async def start_engine(name: str, model: str, **options: Any) -> Engine:
         if (error.name or "").startswith("spanflow."):
             raise
         what = f"needs the package {error.name!r}" if isinstance(error, ModuleNotFoundError) else f"({error})"
-        raise EngineUnavailable(
-            f"engine {name!r} does not start here: {what}; run: pip install 'spanflow[cpu]'"
-        ) from error
+        raise EngineUnavailable(f"engine {name!r} does not start here: {what}; {install_advice()}") from error
     return engine

@@ -21,6 +21,7 @@ from spanflow.engine.models import DEFAULT_MODEL, resolve_model
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, FinishReason, SpanReport, Usage
 from spanflow.engine.residency import Admission, Residency
 from spanflow.errors import EngineDied, EngineUnavailable, QueryError
+from spanflow.installing import install_advice
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,7 @@ def _load_tokenizer(model: str | Path, progress: Callable[[str], None] | None) -
         from transformers import AutoTokenizer
     except ImportError as error:
         raise EngineUnavailable(
-            f"the tokenizer of {model} needs {error.name}; run: pip install 'spanflow[cpu]', "
+            f"the tokenizer of {model} needs {error.name}; {install_advice()}, "
             "or start the simulator with a tokenizer of your own"
         ) from error
     return AutoTokenizer.from_pretrained(str(resolve_model(model, progress=progress)))

@@ -5,17 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from multiprocessing import spawn
 from typing import Any
 
 _lock = threading.Lock()
 _inside = 0
 _original: Any = None
+#: Whether the task or thread that asks is inside; work that it hands to a thread has its context, and is so too.
+_is_inside: ContextVar[bool] = ContextVar("spanflow_without_main_module", default=False)
 
 
 @contextmanager
 def without_main_module() -> Iterator[None]:
-    """Processes that are spawned inside do not import the caller's main module.
+    """Processes that are spawned inside do not import the caller's main module; those of other tasks and threads do.
 
     multiprocessing imports it in each child, to unpickle what is defined there. An engine's processes need nothing of
     it, and a script without `if __name__ == "__main__"` would run, and start an engine, again in each of them.
@@ -26,9 +29,11 @@ def without_main_module() -> Iterator[None]:
             _original = spawn.get_preparation_data
             spawn.get_preparation_data = _without_main
         _inside += 1
+    before = _is_inside.set(True)
     try:
         yield
     finally:
+        _is_inside.reset(before)
         with _lock:
             _inside -= 1
             if not _inside:
@@ -37,4 +42,6 @@ def without_main_module() -> Iterator[None]:
 
 def _without_main(name: str) -> Any:
     data = _original(name)
+    if not _is_inside.get():
+        return data
     return {key: value for key, value in data.items() if not key.startswith("init_main_from_")}

@@ -56,9 +56,9 @@ class EngineChoice:
     def load_template(self) -> tuple[ChatTemplate, int | None]:
         """The chat template and the window, from the model's files alone. Raises ModelError, EngineUnavailable."""
         given, window = self.options.get("tokenizer"), self.options.get("max_model_len")
-        if given is not None:
+        if given is not None and not isinstance(given, str):
             return ChatTemplate(given), window
-        tokenizer, trained_window = load_tokenizer(self.model, progress=self.say)
+        tokenizer, trained_window = load_tokenizer(self.model, progress=self.say, options=self.options)
         return ChatTemplate(tokenizer), window or trained_window
 
 
@@ -133,6 +133,8 @@ class Core:
             background.stop(self._end)
 
     async def _end(self) -> None:
+        async with self._starting:  # a start that was cancelled stops what it has started
+            pass
         host, self._host = self._host, None
         if host is not None:
             await host.settle()

@@ -121,7 +121,7 @@ def test_a_bad_number_ends_with_a_sentence(capsys: pytest.CaptureFixture[str]) -
 def test_a_plot_without_matplotlib_is_refused_before_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     _options.check_plot(None)
-    with pytest.raises(SystemExit, match=r"--plot needs matplotlib .* pip install 'spanflow\[plot\]'"):
+    with pytest.raises(SystemExit, match=r"--plot needs matplotlib .* run pip install -e '\.\[plot\]'"):
         _options.check_plot(Path("x.png"))
 
 

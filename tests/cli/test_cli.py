@@ -160,8 +160,10 @@ def test_explain_starts_no_engine(query_file: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_doctor_shows_what_it_found_and_ends_accordingly(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spanflow.doctor.recompute", lambda session: "no oracle in a test without a model")
     done = invoke("doctor", "--engine", "scripted")
     assert done.exit_code == 0
+    assert "skipped  moved spans against the oracle: no oracle in a test without a model" in done.stdout
     assert done.stdout.startswith("python ")
     assert "ok       bookkeeping: no pin is left; idle\nall is well\n" in done.stdout
     document = json.loads(invoke("doctor", "--engine", "scripted", "--json").stdout)
@@ -175,6 +177,20 @@ def test_doctor_shows_what_it_found_and_ends_accordingly(script: Script, monkeyp
     done = invoke("doctor", "--engine", "scripted")
     assert done.exit_code == 1
     assert "FAILED   moved spans: 0 of 3 found" in done.stdout
+
+    async def fine(host: Any) -> list[Check]:
+        return []
+
+    async def differs(host: Any, expected: Any) -> list[Check]:
+        return [Check("moved spans against the oracle", False, "they differ", 0.5, 1e-3)]
+
+    monkeypatch.setattr("spanflow.doctor.compare_spans", fine)
+    monkeypatch.setattr("spanflow.doctor.compare_with_oracle", differs)
+    done = invoke("doctor", "--engine", "scripted", "--json")
+    assert done.exit_code == 1
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    found = checks["moved spans against the oracle"]
+    assert (found["is_ok"], found["difference"], found["limit"]) == (False, 0.5, 1e-3)
     script.start_error = EngineUnavailable("not installed; pip install it")
     done = invoke("doctor", "--engine", "scripted", "--json")
     assert done.exit_code == 4

@@ -137,7 +137,7 @@ def test_retrieving_needs_documents_a_text_and_a_number(retriever: Bm25Retriever
 
 def test_without_bm25s_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bm25s", None)
-    with pytest.raises(EngineUnavailable, match=r"bm25s.*pip install 'spanflow\[retrieval\]'"):
+    with pytest.raises(EngineUnavailable, match=r"bm25s.*run pip install -e '\.\[retrieval\]'"):
         Bm25Retriever(DOCUMENTS)
 
 

@@ -223,7 +223,7 @@ def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
 
 def test_a_missing_lock_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "filelock", None)
-    with pytest.raises(EngineUnavailable, match=r"needs filelock; run: pip install 'spanflow\[cpu\]'"):
+    with pytest.raises(EngineUnavailable, match=r"needs filelock; run python3 \.ci/environment\.py"):
         resolve_model("smollm2", cache=tmp_path)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spanflow.engine.protocol import EngineOutput, EngineRequest, Lease
-from spanflow.errors import EngineDied, ModelError, PromptTooLong, QueryError
+from spanflow.errors import EngineDied, EngineUnavailable, ModelError, PromptTooLong, QueryError
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
@@ -39,6 +39,19 @@ async def engine(tiny_dir: Path) -> AsyncIterator[OracleEngine]:
     yield started
     assert (await started.audit())["problems"] == []
     await started.close()
+
+
+async def test_a_model_too_large_for_memory_is_refused_before_it_is_read(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spanflow.engine import oracle_model
+
+    size = sum(p.numel() for p in oracle_model.OracleModel.load(tiny_dir).model.parameters()) * 4
+    monkeypatch.setattr(oracle_model, "available_memory", lambda: size)
+    await (await OracleEngine.start(str(tiny_dir))).close()
+    monkeypatch.setattr(oracle_model, "available_memory", lambda: size - 1)
+    with pytest.raises(EngineUnavailable, match=r"needs 0\.0 GiB for the weights of .* in float32, and 0\.0 GiB of"):
+        await OracleEngine.start(str(tiny_dir))
 
 
 def ask(prompt: SpanPrompt = PLAIN, request_id: str = "r", **options: object) -> EngineRequest:

@@ -47,7 +47,7 @@ async def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.Monk
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
 
     _fake(monkeypatch, staticmethod(start))
-    with pytest.raises(EngineUnavailable, match=r"needs the package 'torch'; run: pip install 'spanflow\[cpu\]'"):
+    with pytest.raises(EngineUnavailable, match=r"needs the package 'torch'; run python3 \.ci/environment\.py"):
         await start_engine("fake", "m")
 
 
@@ -57,7 +57,7 @@ async def test_a_package_that_is_missing_on_import_is_the_same(monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "spanflow.engine.oracle_model", raising=False)
     monkeypatch.delitem(sys.modules, "spanflow.engine.oracle_cache", raising=False)
     with pytest.raises(
-        EngineUnavailable, match=r"engine 'oracle' does not start here: .*pip install 'spanflow\[cpu\]'"
+        EngineUnavailable, match=r"engine 'oracle' does not start here: .*run python3 \.ci/environment\.py"
     ):
         await start_engine("oracle", "smollm2")
 

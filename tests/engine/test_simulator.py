@@ -209,7 +209,7 @@ async def test_requests_that_cannot_be_served_are_refused(engine: SimulatorEngin
 async def test_without_transformers_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     engine = await start(tokenizer=None)
-    with pytest.raises(EngineUnavailable, match=r"pip install 'spanflow\[cpu\]', or start the simulator with"):
+    with pytest.raises(EngineUnavailable, match=r"run python3 \.ci/environment\.py .*, or start the simulator with"):
         await run(engine, ask())
 
 

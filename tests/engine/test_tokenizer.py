@@ -20,6 +20,28 @@ def test_the_tokenizer_and_the_window_of_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_what_an_engine_is_told_about_the_tokenizer_holds_here_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoTokenizer
+
+    model, asked = save_tiny_model(tmp_path / "tiny"), []
+
+    def from_pretrained(place: str, **options: object) -> None:
+        asked.append((place, options))
+
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", from_pretrained)
+    load_tokenizer(model, options={"max_model_len": 7})
+    load_tokenizer(model, options={"tokenizer": "a/b", "revision": "r1", "trust_remote_code": True})
+    load_tokenizer(model, options={"tokenizer_revision": "r2", "revision": "r1", "trust_remote_code": False})
+    assert asked == [
+        (str(model), {}),
+        ("a/b", {"revision": "r1", "trust_remote_code": True}),
+        (str(model), {"revision": "r2"}),
+    ]
+
+
+@pytest.mark.torch
 def test_a_tokenizer_that_does_not_load_is_named_with_its_place(tmp_path: Path) -> None:
     directory = save_tiny_model(tmp_path / "tiny")
     (directory / "tokenizer.json").write_text("{}")
@@ -30,5 +52,7 @@ def test_a_tokenizer_that_does_not_load_is_named_with_its_place(tmp_path: Path) 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(EngineUnavailable, match=r"the tokenizer of smollm2 needs transformers; run: pip install"):
+    with pytest.raises(
+        EngineUnavailable, match=r"the tokenizer of smollm2 needs transformers; run python3 \.ci/environment\.py"
+    ):
         load_tokenizer("smollm2")

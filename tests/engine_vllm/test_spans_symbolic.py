@@ -125,6 +125,17 @@ class Traffic(RuleBasedStateMachine):
         prompt = documents_prompt(chosen, repair, anchor, question, head)
         self.send(prompt, max_tokens, priority, leased, salt=salt)
 
+    @rule(
+        number=st.integers(0, len(_DOCUMENTS) - 1),
+        behind=st.sampled_from([(), _HEADER, _HEADER]),
+        max_tokens=st.sampled_from([1, 1, 30]),
+        salt=st.sampled_from([None, None, "a"]),
+        priority=st.integers(0, 2),
+    )
+    def prefetch(self, number: int, behind: tuple[int, ...], max_tokens: int, salt: str | None, priority: int) -> None:
+        prompt = SpanPrompt((*behind, *_DOCUMENTS[number]))
+        self.send(prompt, max_tokens, priority, False, salt=salt, keep=True)
+
     @rule(question=st.integers(0, 60), max_tokens=st.sampled_from([1, 5, 40]), leased=st.booleans())
     def ask_plain(self, question: int, max_tokens: int, leased: bool) -> None:
         prompt = SpanPrompt((*_SYSTEM, *_HEADER, *range(300, 301 + question), *_ANSWER))

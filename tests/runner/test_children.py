@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from multiprocessing import spawn
@@ -46,3 +47,26 @@ def test_everything_is_as_before_afterwards() -> None:
         assert spawn.get_preparation_data is not before
         assert not any(key.startswith("init_main") for key in spawn.get_preparation_data("child"))
     assert spawn.get_preparation_data is before
+
+
+async def test_processes_of_others_are_left_alone_meanwhile() -> None:
+    """What a program starts while its session starts an engine on the same loop, or on another thread."""
+
+    def has_main() -> bool:
+        return any(key.startswith("init_main") for key in spawn.get_preparation_data("child"))
+
+    assert has_main()
+    inside, over = asyncio.Event(), asyncio.Event()
+
+    async def start() -> tuple[bool, bool]:
+        with without_main_module():
+            inside.set()
+            await over.wait()
+            return has_main(), await asyncio.to_thread(has_main)
+
+    task = asyncio.create_task(start())
+    await inside.wait()
+    assert has_main()
+    assert await asyncio.to_thread(has_main)
+    over.set()
+    assert await task == (False, False)

@@ -33,6 +33,21 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
     for digest in ask.releases:
         spans.residency.release((*tenant(request), digest))
     register(spans, request, ask, prompt)
+    if ask.keep:
+        expect(spans, request)
+
+
+def expect(spans: Resolver, request: Request) -> None:
+    """Let readers wait for what this request is about to make, unless somebody makes it already.
+
+    Only where it ends with its prompt: nobody waits for an answer, or for what a client may hold open.
+    """
+    state, params = spans.known[request.request_id], request.sampling_params
+    if spans.unsupported or state.exact or request.resumable or params is None:
+        return
+    if params.max_tokens == 1 and not params.structured_outputs:
+        state.makes = source_keys(request, state.prompt, spans.block_size, spans.hash_fn).key
+        spans.by_source.setdefault(state.makes, request.request_id)
 
 
 def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) -> None:

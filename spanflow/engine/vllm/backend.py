@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import os
 import platform
 import threading
@@ -16,6 +14,7 @@ from typing import Any
 
 import torch
 
+from spanflow.engine.aside import make_aside
 from spanflow.engine.protocol import EngineRequest
 from spanflow.engine.vllm.contract import (
     AsyncEngineArgs,
@@ -30,6 +29,7 @@ from spanflow.engine.vllm.contract import (
     StructuredOutputsParams,
     check_client,
     current_platform,
+    get_tokenizer,
 )
 from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError
 
@@ -68,6 +68,9 @@ _OURS = {
     "enable_lora": "say adapters",
 }
 
+#: Engine arguments that say how a tokenizer is loaded, besides where it is.
+_TOKENIZER_OPTIONS = ("tokenizer_mode", "trust_remote_code", "download_dir")
+
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse what is no engine argument of vLLM, and what spans need for themselves. Raises QueryError."""
@@ -85,16 +88,27 @@ def check_options(options: Mapping[str, Any]) -> None:
         )
 
 
+def load_tokenizer(arguments: Mapping[str, Any]) -> Any:
+    """The tokenizer that vLLM loads by itself for these engine arguments. Raises ModelError."""
+    model = str(arguments["model"])
+    place = str(arguments.get("tokenizer") or model)
+    revision = arguments.get("tokenizer_revision") or arguments.get("revision")
+    given = {name: arguments[name] for name in _TOKENIZER_OPTIONS if arguments.get(name) is not None}
+    try:
+        return get_tokenizer(place, revision=revision, **given)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"the tokenizer of {model} can't be loaded from {place}: {error}") from error
+
+
 async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend | StepBackend:
     """Start the engine. Raises ModelError or EngineUnavailable with vLLM's own last words."""
     has_spans = "scheduler_cls" in arguments
     try:
-        # vLLM's own deprecations at start-up are not the caller's.
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):
-            config = AsyncEngineArgs(**arguments)
-            if in_process:
-                return StepBackend(await asyncio.to_thread(_in_process, config), has_spans)
-            return AsyncBackend(AsyncLLM.from_engine_args(config), has_spans)
+        if in_process:
+            return StepBackend(await make_aside(lambda: _in_process(arguments), _end_in_process), has_spans)
+        # Made where no loop runs, it attaches itself to the one that it is first used on.
+        client = await make_aside(lambda: _in_its_process(arguments), lambda client: client.shutdown())
+        return AsyncBackend(client, has_spans)
     except (OSError, ValueError) as error:
         raise ModelError(f"vLLM can't load {arguments['model']}: {error}") from error
     except RuntimeError as error:
@@ -103,7 +117,21 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
         ) from error
 
 
-def _in_process(arguments: AsyncEngineArgs) -> LLMEngine:
+def _in_its_process(given: Mapping[str, Any]) -> AsyncLLM:
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
+
+
+def _end_in_process(engine: LLMEngine) -> None:
+    engine.engine_core.shutdown()
+
+
+def _in_process(given: Mapping[str, Any]) -> LLMEngine:
+    # vLLM's worker, which elsewhere has a process of its own, walks through deprecated names.
+    with warnings.catch_warnings(action="ignore"):
+        return _stepped_engine(AsyncEngineArgs(**given))
+
+
+def _stepped_engine(arguments: AsyncEngineArgs) -> LLMEngine:
     name = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's CPU platform would put the worker into a process of its own
     before = os.environ.get(name)
     os.environ[name] = "0"
@@ -135,6 +163,10 @@ def sampling_params(request: EngineRequest, extra: dict[str, Any] | None) -> Sam
     )
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
     return LoRARequest(*lora) if lora else None
 
@@ -155,6 +187,7 @@ class AsyncBackend:
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
         self.max_model_len: int = engine.model_config.max_model_len
+        self.dtype = _name(engine.model_config.dtype)
 
     async def generate(
         self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
@@ -186,8 +219,7 @@ class AsyncBackend:
         # It would take the end of the process for a crash, and log it as one.
         if engine.output_handler is not None:
             engine.output_handler.cancel()
-        with contextlib.redirect_stdout(io.StringIO()):
-            await asyncio.to_thread(engine.shutdown)
+        await asyncio.to_thread(engine.shutdown)
 
 
 class StepBackend:
@@ -198,6 +230,7 @@ class StepBackend:
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
         self.max_model_len: int = engine.model_config.max_model_len
+        self.dtype = _name(engine.model_config.dtype)
         self.loop = asyncio.get_running_loop()
         self.lock = threading.Lock()
         self.wake = threading.Condition(self.lock)
@@ -279,7 +312,7 @@ class StepBackend:
             self.stopping = True
             self.wake.notify()
         await asyncio.to_thread(self.thread.join)
-        self.engine.engine_core.shutdown()
+        _end_in_process(self.engine)
 
     def _step_for_ever(self) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import os
@@ -12,7 +13,8 @@ from typing import Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
 from spanflow.engine.vllm.payload import KEY, Ask, encode
-from spanflow.errors import EngineUnavailable, ModelError, PromptTooLong, QueryError, SpansUnsupported
+from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
+from spanflow.installing import install_advice
 from spanflow.lowering.prompt import SpanPrompt
 
 _log = logging.getLogger("spanflow")
@@ -54,7 +56,8 @@ class VllmEngine:
         require_spans: bool = False,
         in_process: bool = False,
         block_size: int = 32,
-        kv_cache_gib: float = 1.0,
+        kv_cache_gib: float | None = None,
+        cpu_kv_cache_gib: float = 1.0,
         max_model_len: int | None = None,
         adapters: Mapping[str, str] | None = None,
         progress: Callable[[str], None] | None = None,
@@ -64,7 +67,9 @@ class VllmEngine:
         """Start vLLM on a model's directory or hub name.
 
         `spans` False gives stock vLLM, for comparison. `in_process` runs the engine's core in this
-        process (tests, debugging). `adapters` maps names of LoRA adapters to directories.
+        process (tests, debugging). The KV cache takes `kv_cache_gib`; where that is None, `cpu_kv_cache_gib` on a CPU,
+        and on a GPU what vLLM's own `gpu_memory_utilization` leaves. `adapters` maps names of LoRA adapters to
+        directories. The event loop is not blocked meanwhile; cancelled, this ends once nothing is left of the engine.
         `audit_steps` recounts all references after each step and fails on a difference. Further
         `options` are vLLM's engine arguments. Raises EngineUnavailable, ModelError, SpansUnsupported, and QueryError
         for options that vLLM does not have, or that spans need for themselves.
@@ -73,18 +78,15 @@ class VllmEngine:
         prepare_environment()
         say("loading vLLM")
         try:
-            from spanflow.engine.vllm import backend, contract
+            backend, contract = await asyncio.to_thread(_import)
         except ImportError as error:
-            raise EngineUnavailable(
-                f"vLLM can't be imported ({error}). Install it with: pip install 'spanflow[cpu]', or [cuda] for a GPU"
-            ) from error
+            raise EngineUnavailable(f"vLLM can't be imported ({error}); {install_advice()}") from error
         if spans:
             contract.check()
         backend.check_options(options)
         arguments: dict[str, Any] = {
             "model": str(model),
             "block_size": block_size,
-            "kv_cache_memory_bytes": int(kv_cache_gib * _GIB),
             "max_model_len": max_model_len,
             "enable_prefix_caching": True,
             "enforce_eager": True,
@@ -93,12 +95,17 @@ class VllmEngine:
         }
         if backend.is_cpu():
             arguments |= {"dtype": "float32", "distributed_executor_backend": "uni"}
+            kv_cache_gib = cpu_kv_cache_gib if kv_cache_gib is None else kv_cache_gib
+        if kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * _GIB)
         if adapters:
             arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": 64}
+        arguments |= options
         if spans:
-            arguments |= backend.span_arguments(headers=_headers(str(model)), audit_steps=audit_steps)
+            tokenizer = await asyncio.to_thread(backend.load_tokenizer, arguments)
+            arguments |= backend.span_arguments(headers=_headers(tokenizer), audit_steps=audit_steps)
         say(f"starting vLLM {contract.version()} on {model}")
-        started = await backend.start(arguments | options, in_process=in_process)
+        started = await backend.start(arguments, in_process=in_process)
         info = EngineInfo(
             "vllm",
             str(model),
@@ -106,6 +113,7 @@ class VllmEngine:
             block_size,
             "" if spans else "the engine was started without spans",
             {"vllm": contract.version()} | backend.versions(),
+            started.dtype,
         )
         engine = cls(started, info, adapters or {})
         if spans:
@@ -246,16 +254,17 @@ class VllmEngine:
             self._leased.popitem(last=False)
 
 
-def _headers(model: str) -> list[list[int]]:
-    """The chat template's message headers: the anchors that a payload may name besides parts of its prompt."""
-    from transformers import AutoTokenizer
+def _import() -> tuple[Any, Any]:
+    """The parts that import vLLM, which takes seconds."""
+    from spanflow.engine.vllm import backend, contract
 
+    return backend, contract
+
+
+def _headers(tokenizer: Any) -> list[list[int]]:
+    """The chat template's message headers: the anchors that a payload may name besides parts of its prompt."""
     from spanflow.lowering.template import ChatTemplate
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"the tokenizer of {model} can't be loaded: {error}") from error
     if not getattr(tokenizer, "chat_template", None):
         return []
     return [list(header) for header in ChatTemplate(tokenizer).headers() if header]

@@ -24,6 +24,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStat
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.tokenizers import get_tokenizer
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
@@ -265,6 +266,7 @@ __all__ = [
     "current_platform",
     "generate_block_hash_extra_keys",
     "get_hash_fn_by_name",
+    "get_tokenizer",
     "hash_block_tokens",
     "version",
 ]

@@ -129,8 +129,9 @@ class Resolver:
         self.family.parent_gone(name)
         self._leave(name)
         internal = self.internal.get(name)
-        if isinstance(internal, Internal):
-            self.by_source.pop(internal.source, None)
+        source = internal.source if isinstance(internal, Internal) else state.makes if state is not None else None
+        if self.by_source.get(source) == name:
+            del self.by_source[source]
         if state is not None or internal is not None:
             self.ended.add(name)
 
@@ -322,7 +323,7 @@ class Resolver:
                 self.residency.remember(key)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> None:
-        """An internal request for each missing source, unless one is under way.
+        """An internal request for each missing source, unless one is under way, or a prefetch of it.
 
         A source that was made for this request and lost again is made anew only when the request is the
         first in the queue (which keeps it): two requests must not evict each other's sources for ever.
@@ -333,11 +334,11 @@ class Resolver:
                 continue
             name = self.by_source.get(source.keys.key)
             if name is not None:
-                internal = self.internal[name]
-                assert isinstance(internal, Internal)
-                internal.waiters.add(state.request.request_id)
+                internal = self.internal.get(name)
+                if isinstance(internal, Internal):  # else a prefetch, which nobody's end may end
+                    internal.waiters.add(state.request.request_id)
                 if front:  # It may stand behind others, for whom the memory is missing that this one holds back.
-                    pull_before(self.scheduler, internal.request, state.request)
+                    pull_before(self.scheduler, self.scheduler.requests[name], state.request)
             elif front or not source.spawned:
                 source.spawned = True
                 self._spawn(state, source)

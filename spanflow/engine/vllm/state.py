@@ -34,7 +34,7 @@ class SpanRequest:
 
     `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
     context, where they are. `taken` are the segments whose sources the request took over, and how
-    often their keys were rotated so far.
+    often their keys were rotated so far. `makes` names the source that a prefetch makes of its prompt.
     """
 
     request: Request
@@ -47,6 +47,7 @@ class SpanRequest:
     internal_tokens: int = 0
     num_families: int = 0
     answers: dict[str, object] = field(default_factory=dict)
+    makes: Hashable = None
 
     def source(self, segment: Segment) -> SourceState:
         """The source that a segment is moved from."""
