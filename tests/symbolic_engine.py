@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from vllm import AsyncEngineArgs, SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -114,7 +115,8 @@ class SymbolicWorker:
     def run(self, output: SchedulerOutput) -> ModelRunnerOutput:
         """One step: moves first, then all scheduled tokens, each row's K and V written before anybody attends."""
         self._update(output)
-        self._move(output.kv_connector_metadata)
+        if output.kv_connector_metadata is not None:
+            self._move(output.kv_connector_metadata)
         # Rows that share blocks depend on each other in the order of their positions.
         names = sorted(output.num_scheduled_tokens, key=lambda name: self.rows[name].num_computed)
         sampled = {name: self._forward(self.rows[name], output.num_scheduled_tokens[name]) for name in names}
@@ -196,11 +198,12 @@ def _config(
     is_async: bool,
     headers: tuple[tuple[int, ...], ...],
     audit_steps: bool,
+    stock: bool,
     **options: Any,
 ) -> Any:
     """vLLM's configuration, which takes longer than all that is done with it."""
     options = {"max_model_len": 512, "max_num_batched_tokens": 256, "max_num_seqs": 16} | options
-    spans = span_arguments([list(header) for header in headers], audit_steps=audit_steps)
+    spans = {} if stock else span_arguments([list(header) for header in headers], audit_steps=audit_steps)
     config = AsyncEngineArgs(model=model, dtype="float32", **options, **spans).create_engine_config()
     config.cache_config.block_size = block_size
     config.cache_config.num_gpu_blocks = num_blocks
@@ -209,7 +212,8 @@ def _config(
 
 
 class SymbolicEngine:
-    """Scheduler, pool and symbolic worker. `lag` is how many steps are scheduled before the first one's output."""
+    """Scheduler, pool and symbolic worker. `lag` is how many steps are scheduled before the first one's output; `stock`
+    takes vLLM's own scheduler, and no connector."""
 
     def __init__(
         self,
@@ -220,22 +224,23 @@ class SymbolicEngine:
         lag: int = 0,
         headers: Sequence[Sequence[int]] = (),
         audit_steps: bool = True,
+        stock: bool = False,
         **options: Any,
     ) -> None:
         config = _config(
-            str(model), num_blocks, block_size, lag > 0, tuple(map(tuple, headers)), audit_steps, **options
+            str(model), num_blocks, block_size, lag > 0, tuple(map(tuple, headers)), audit_steps, stock, **options
         )
         spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
         cache_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-        self.scheduler = SpanScheduler(
-            config, cache_config, StructuredOutputManager(config), block_size, log_stats=True
-        )
-        hash_fn = self.scheduler.spans.hash_fn
+        scheduler: Any = config.scheduler_config.get_scheduler_cls() if stock else SpanScheduler
+        self.scheduler = scheduler(config, cache_config, StructuredOutputManager(config), block_size, log_stats=True)
+        hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_fn)
         self._hasher = get_request_block_hasher(block_size, hash_fn)
         self.worker = SymbolicWorker(num_blocks, block_size)
         self.lag = lag
         self.sent: dict[str, Sent] = {}
+        self.steps: list[SchedulerOutput] = []
         self._names = itertools.count()
         self._running: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
@@ -267,6 +272,7 @@ class SymbolicEngine:
         """Schedule and run one step; take the output of the one that is `lag` steps back."""
         if self.scheduler.has_requests():
             output = self.scheduler.schedule()
+            self.steps.append(output)
             self._running.append((output, self.worker.run(output)))
         if len(self._running) > self.lag or not self.scheduler.has_unfinished_requests():
             self._take()

@@ -141,7 +141,7 @@ class Rig:
 
     async def run(self, prompt: SpanPrompt, max_tokens: int = 1, name: str = "", **options: Any) -> Answer:
         """One request to its end. `options` are fields of Sampling and of EngineRequest."""
-        sampling = {k: options.pop(k) for k in ("temperature", "seed", "stop") if k in options}
+        sampling = {k: options.pop(k) for k in ("temperature", "seed", "stop", "schema") if k in options}
         options.setdefault("logprobs", 10)
         request = EngineRequest(name or f"test-{next(_NAMES)}", prompt, Sampling(max_tokens, **sampling), **options)
         ids: tuple[int, ...] = ()

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,6 +21,99 @@ SOURCES = sorted(FOLDER.glob("*.py"))
 
 #: Where vLLM may be imported.
 IMPORTERS = {"contract.py"}
+
+#: Names on what no type is known of, by whose they are. None of them is vLLM's.
+OTHERS = {
+    "torch": "__version__ arange device dim float64 itemsize shape transpose type unbind view zero_",
+    "a model's own config, and its tokenizer": (
+        "architectures chat_template from_pretrained layer_types no_rope_layers rope_parameters"
+    ),
+    "prometheus_client": "inc labels",
+    "dicts and strings out of configs": "get startswith values",
+    "the type of anything": "__name__",
+}
+
+#: Each line that ends with `#!` breaks a rule; the others don't.
+PLANTED = """
+import builtins
+from typing import Any
+from unittest.mock import patch #!
+
+import vllm.v1.request as module
+
+from spanflow.engine.vllm import contract
+from spanflow.engine.vllm.contract import AsyncScheduler, BlockPool, Request, RequestOutput, SamplingParams
+from spanflow.engine.vllm.scheduler import SpanScheduler
+from spanflow.engine.vllm.state import SpanRequest
+
+
+def reads(request: Request, pool: BlockPool, unknown: Any, scheduler: AsyncScheduler, state: SpanRequest) -> None:
+    print(request.num_tokens, pool.blocks, state.exact, state.request.request_id, unknown.shape)
+    print(request.num_output_tokens) #!
+    print(state.request.num_output_tokens) #!
+    print([r for r in scheduler.running][0].use_structured_output) #!
+    print(getattr(pool, "metrics_collector", None)) #!
+    print(hasattr(request, "num_tokens"))
+    print(hasattr(request, str(unknown))) #!
+    print(pool.sampling_params) #!
+    print(unknown.block_hashes) #!
+    manager = scheduler.kv_cache_manager
+    manager.block_pool.get_new_blocks(1) #!
+    manager.allocate_slots(request, 1, delay_cache_blocks=True)
+    manager.allocate_slots(request, 1, num_lookahead_tokens=2) #!
+    SamplingParams(max_tokens=1)
+    SamplingParams(top_k=3) #!
+    print(module.RequestStatus) #!
+
+
+def gives() -> RequestOutput:
+    raise NotImplementedError
+
+
+def reads_what_is_given() -> None:
+    print(gives().finished)
+    print(gives().metrics) #!
+
+
+class Ours(SpanScheduler):
+    def schedule_all(self) -> None:
+        self.mine = 1
+        self.add_plain(self.running[0])
+        print(self.policy) #!
+        self.policy = None #!
+        super().set_pause_state(0) #!
+
+
+def sets(request: Request, pool: BlockPool, unknown: Any, scheduler: AsyncScheduler, state: SpanRequest) -> None:
+    request.priority = 3
+    state.request.num_computed_tokens += 1
+    state.exact = ""
+    request.num_preemptions += 1 #!
+    request.status = 0 #!
+    state.request.status: int = 0 #!
+    scheduler.vllm_config.cache_config.block_size = 7 #!
+    del request.prefill_stats #!
+    for request.num_prompt_tokens in (1, 2): #!
+        pass
+    (pool.blocks, state.exact) = [], "" #!
+    unknown.priority = 3 #!
+    setattr(request, "priority", 3) #!
+    builtins.setattr(request, "priority", 3) #!
+    vars(pool)["touch"] = None #!
+    pool.__dict__["touch"] = None #!
+    object.__setattr__(pool, "touch", None) #!
+
+
+def replaces(pool: BlockPool) -> None:
+    BlockPool.touch = None #!
+    kind = BlockPool
+    kind.touch = None #!
+    type(pool).touch = None #!
+    module.Request = None #!
+    contract.check = None #!
+    AsyncScheduler.schedule.__code__ = None #!
+    print(patch.object) #!
+"""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
@@ -29,32 +128,6 @@ def test_vllm_is_imported_through_the_contract_only(path: Path) -> None:
     assert not imported or path.name in IMPORTERS
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_no_symbol_of_vllm_is_reassigned(path: Path) -> None:
-    """No attribute of an imported name is a target of an assignment, a deletion or setattr."""
-    tree = ast.parse(path.read_text())
-    imported = {
-        alias.asname or alias.name.split(".")[0]
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    targets: list[ast.expr] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.Delete):
-            targets += node.targets
-        elif isinstance(node, ast.AugAssign | ast.AnnAssign):
-            targets.append(node.target)
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"setattr", "delattr"}:
-            targets.append(ast.Attribute(node.args[0], "x", ast.Store()))
-    changed = [
-        ast.unparse(target)
-        for target in targets
-        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id in imported
-    ]
-    assert changed == []
-
-
 def test_our_lines_are_counted() -> None:
     """How much code it takes: printed with -rP, held to a bound so that growth is a decision."""
     lines = sum(
@@ -65,6 +138,111 @@ def test_our_lines_are_counted() -> None:
     )
     print(f"engine/vllm: {lines} lines in {len(SOURCES)} files")
     assert 500 < lines < 2800
+
+
+def is_listed(use: Any, *tables: dict[Any, str]) -> bool:
+    """Whether a table has a use's name under its owner, or under a base or subclass of it."""
+    return any(
+        use.name in names.split()
+        for table in tables
+        for owner, names in table.items()
+        if owner is use.owner or are_related(owner, use.owner)
+    )
+
+
+def are_related(one: Any, other: Any) -> bool:
+    return one in getattr(other, "__mro__", ()) or other in getattr(one, "__mro__", ())
+
+
+def is_wrong(use: Any) -> bool:
+    """Whether a use is neither in the contract nor of what is known to be no part of vLLM."""
+    from spanflow.engine.vllm import contract
+
+    match use.how:
+        case "read" if use.owner is None:
+            return use.name not in " ".join(OTHERS.values()).split()
+        case "read":
+            return not is_listed(use, contract.NAMES, contract.INSTANCE_NAMES) and not use.name.startswith("__")
+        case "keyword":
+            return not is_listed(use, contract.PARAMETERS)
+        case "set":
+            return not is_listed(use, contract.ASSIGNED)
+        case _:
+            return True
+
+
+def overridden() -> Iterator[tuple[type, type, str]]:
+    """Our classes, the class of vLLM that each extends, and each name of it that ours defines again."""
+    for path in SOURCES:
+        module = importlib.import_module(f"spanflow.engine.vllm.{path.stem}")
+        for ours in vars(module).values():
+            if isinstance(ours, type) and ours.__module__ == module.__name__:
+                for base in ours.__mro__:
+                    if base.__module__.split(".")[0] == "vllm":
+                        yield from (
+                            (ours, base, n)
+                            for n in vars(ours)
+                            if n in vars(base) and n[:2] != "__" and n != "_abc_impl"
+                        )
+
+
+@pytest.fixture(scope="module")
+def uses(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """The uses in our sources and in what is planted."""
+    from vllm_uses import find_uses
+
+    return find_uses(PLANTED, tmp_path_factory.mktemp("types"))
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+class TestUses:
+    """Every name that our sources read from, set on or pass to what is vLLM's, by type."""
+
+    def test_planted_violations_are_found(self, uses: list[Any]) -> None:
+        marked = {number for number, line in enumerate(PLANTED.splitlines(), 1) if line.endswith("#!")}
+        found = {use.line for use in uses if use.module == "planted" and is_wrong(use)}
+        assert found == marked
+
+    def test_every_name_is_listed_and_nothing_else_is_set(self, uses: list[Any]) -> None:
+        ours = [use for use in uses if use.module != "planted"]
+        # The contract looks names up by design; what it sets is looked at as everywhere else.
+        wrong = [use for use in ours if is_wrong(use) and (use.how != "read" or use.module[-9:] != ".contract")]
+        assert sorted(map(str, wrong)) == []
+        assert len({use.module for use in ours}) > 15
+
+    def test_nothing_is_listed_that_is_not_used(self, uses: list[Any]) -> None:
+        from spanflow.engine.vllm import contract
+
+        def idle(table: dict[Any, str], *hows: str) -> list[str]:
+            ours = [u for u in uses if u.module != "planted" and u.module[-9:] != ".contract" and u.how in hows]
+            return [
+                f"{owner.__qualname__}.{name}"
+                for owner, names in table.items()
+                for name in names.split()
+                if not any(u.name == name and is_listed(u, {owner: name}) for u in ours)
+            ]
+
+        hooks = {f"{base.__qualname__}.{name}" for _, base, name in overridden()}
+        assert set(idle(contract.NAMES, "read", "set")) - hooks == set()
+        assert idle(contract.INSTANCE_NAMES, "read", "set") == []
+        assert idle(contract.ASSIGNED, "set") == []
+        arguments = {f"AsyncEngineArgs.{name}" for name in engine_arguments()}
+        assert set(idle(contract.PARAMETERS, "keyword")) - arguments == set()
+
+
+def engine_arguments() -> set[str]:
+    """The engine arguments that our sources name as keys."""
+    from spanflow.engine.vllm.contract import AsyncEngineArgs
+
+    words = {
+        node.value
+        for path in SOURCES
+        if path.name != "contract.py"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    return words & {field.name for field in fields(AsyncEngineArgs)}
 
 
 @pytest.mark.vllm
@@ -80,7 +258,7 @@ class TestInstalled:
         from spanflow.engine.vllm import contract
         from spanflow.errors import EngineUnavailable
 
-        monkeypatch.setitem(contract.NAMES, contract.BlockPool, ("touch", "no_such_name"))
+        monkeypatch.setitem(contract.NAMES, contract.BlockPool, "touch no_such_name")
         with pytest.raises(EngineUnavailable, match=r"gone: BlockPool\.no_such_name.*engine='oracle'"):
             contract.check()
         monkeypatch.undo()
@@ -88,45 +266,83 @@ class TestInstalled:
         with pytest.raises(EngineUnavailable, match=r"vLLM 0\.99\.1 is installed; spans were built for 0\.32"):
             contract.check()
 
-    def test_every_attribute_used_is_listed(self) -> None:
-        """What is read from objects of vLLM in our code stands in the contract's tables, private names too."""
+    def test_each_class_that_lost_any_of_its_names_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """One name at a time, of classes and of parameters."""
+        from spanflow.engine.vllm import contract
+        from spanflow.errors import EngineUnavailable
+
+        for table in (contract.NAMES, contract.PARAMETERS, contract.INSTANCE_NAMES):
+            for owner, names in list(table.items()):
+                if table is contract.INSTANCE_NAMES and owner.__name__ not in {"Request", "RequestOutput"}:
+                    continue  # of an engine that runs: see the test below
+                for name in names.split():
+                    with monkeypatch.context() as patch:
+                        patch.setitem(table, owner, names.replace(name, f"{name}_of_another_version"))
+                        with pytest.raises(EngineUnavailable, match=f"{name}_of_another_version"):
+                            contract.check()
+
+    def test_a_scheduler_that_lost_any_of_its_names_is_refused(
+        self, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By the real scheduler, when it starts; a core and a client where one is made of them."""
+        from symbolic_engine import SymbolicEngine
+
+        from spanflow.engine.vllm import contract
+        from spanflow.errors import EngineUnavailable
+
+        scheduler = SymbolicEngine(model_dir).scheduler
+        clients = [object.__new__(kind) for kind in (contract.AsyncLLM, contract.LLMEngine)]
+        core, inside = object.__new__(contract.InprocClient), object.__new__(contract.EngineCore)
+        inside.scheduler, core.engine_core = scheduler, inside
+        clients[0].model_config = clients[1].model_config = scheduler.vllm_config.model_config
+        clients[0].output_handler, clients[1].engine_core = None, core
+        checks = [(contract.check_scheduler, scheduler), *((contract.check_client, client) for client in clients)]
+        for check, checked in checks:
+            check(checked)
+        refused = []
+        for owner, names in list(contract.INSTANCE_NAMES.items()):
+            for name in names.split():
+                with monkeypatch.context() as patch:
+                    patch.setitem(contract.INSTANCE_NAMES, owner, names.replace(name, f"{name}_of_another_version"))
+                    for check, checked in checks:
+                        with suppress(EngineUnavailable):
+                            check(checked)
+                            continue
+                        refused.append((owner, name))
+        made_by_check = {"Request", "RequestOutput"}
+        missed = [
+            f"{owner.__name__}.{name}"
+            for owner, names in contract.INSTANCE_NAMES.items()
+            for name in names.split()
+            if (owner, name) not in refused and owner.__name__ not in made_by_check
+        ]
+        assert missed == []
+
+    def test_what_is_defined_again_is_listed(self) -> None:
+        """A hook that vLLM renamed would never be called."""
         from spanflow.engine.vllm import contract
 
-        listed = {name for names in contract.NAMES.values() for name in names}
-        listed |= {*contract.SCHEDULER_ATTRIBUTES, *contract.REQUEST_ATTRIBUTES, *contract.POOL_ATTRIBUTES}
-        listed |= {*contract.MANAGER_ATTRIBUTES, *contract.COORDINATOR_ATTRIBUTES, *contract.TABLE_ATTRIBUTES}
-        listed |= {*contract.BLOCK_ATTRIBUTES, *contract.QUEUE_ATTRIBUTES, *contract.OUTPUT_ATTRIBUTES}
-        listed |= {*contract.CLIENT_ATTRIBUTES, *contract.FREE_QUEUE_ATTRIBUTES}
-        owners = {
-            "scheduler": contract.AsyncScheduler,
-            "request": contract.Request,
-            "parent": contract.Request,
-            "child": contract.Request,
-            "pool": contract.BlockPool,
-            "manager": contract.KVCacheManager,
-            "block": contract.KVCacheBlock,
+        hooks = list(overridden())
+        unlisted = {
+            f"{base.__name__}.{name}"
+            for _, base, name in hooks
+            if not is_listed(SimpleNamespace(owner=base, name=name), contract.NAMES, contract.INSTANCE_NAMES)
         }
-        ours = {"spans", "add_plain", "audit"}
-        unlisted = set()
-        for path in SOURCES:
-            if path.name in IMPORTERS | {"backend.py", "client.py", "support.py"}:
-                continue  # these read our own requests, and vLLM's configuration
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Attribute):
-                    base = node.value.id if isinstance(node.value, ast.Name) else getattr(node.value, "attr", "")
-                    if base in owners and node.attr not in listed | ours:
-                        unlisted.add(f"{path.name}: {base}.{node.attr}")
-        assert sorted(unlisted) == []
+        assert unlisted == set()
+        assert {ours.__name__ for ours, _, _ in hooks} == {"SpanConnector", "SpanScheduler", "SpanStats", "StepResult"}
 
-    def test_the_scheduler_overrides_what_exists(self) -> None:
-        """Each method that we override has the base's parameters, so a changed signature is seen here first."""
-        from spanflow.engine.vllm.contract import AsyncScheduler
-        from spanflow.engine.vllm.scheduler import SpanScheduler
+    def test_the_engine_arguments_that_we_name_are_listed(self) -> None:
+        from spanflow.engine.vllm import contract
 
-        for name, method in vars(SpanScheduler).items():
-            base = getattr(AsyncScheduler, name, None)
-            if base is None or not callable(method) or name == "__init__":
+        # 'enable_dbo' is read from a configuration, too.
+        assert engine_arguments() - {"enable_dbo"} == set(contract.PARAMETERS[contract.AsyncEngineArgs].split())
+
+    def test_what_is_defined_again_has_the_same_parameters(self) -> None:
+        """So a changed signature is seen here first."""
+        for ours, base, name in overridden():
+            method = getattr(ours, name)
+            if not callable(method):
                 continue
-            ours = [p for p in inspect.signature(method).parameters if p not in {"args", "kwargs"}]
-            theirs = list(inspect.signature(base).parameters)
-            assert ours == theirs[: len(ours)], name
+            mine = [p for p in inspect.signature(method).parameters if p not in {"args", "kwargs"}]
+            theirs = list(inspect.signature(getattr(base, name)).parameters)
+            assert mine == theirs[: len(mine)], f"{ours.__name__}.{name}"

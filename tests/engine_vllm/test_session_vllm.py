@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -129,6 +130,31 @@ def test_documents_are_prefetched_while_candidates_are_written(vllm_session: Ses
     drafts = generate(user("Write about the sea."), n=2, temperature=1.0, max_tokens=60)
     result = vllm_session.run(generate(seq(commute(drafts), user(documents, "Which fits?")), max_tokens=2))
     assert [span.status for span in result.spans if span.kind == "text"] == ["hit"] * 4
+
+
+def test_an_answer_of_a_schema_over_documents(vllm_session: Session) -> None:
+    """The grammar guides what is decoded behind spans, new and found; a bad schema fails alone."""
+    vllm_session.on_host(lambda host: host.engine.reset())
+    kinds = {"name": {"type": "string", "maxLength": 12}, "year": {"type": "integer"}, "dry": {"type": "boolean"}}
+    schema = {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
+
+    def ask(*names: str, schema: Any = schema) -> Any:
+        documents = commute(*[fragment(TEXTS[name] + "Facts.", id=name) for name in names])
+        prompt = seq(system("Answer in JSON."), user(documents, "When was the lighthouse lit, and by whom?"))
+        return vllm_session.run(generate(prompt, max_tokens=80, schema=schema))
+
+    first = ask("varn", "osk")
+    assert "hit" not in [span.status for span in first.spans]
+    with pytest.raises(QueryError, match=r"vLLM refused"):
+        ask("varn", "osk", schema={"type": "object", "properties": {"a": {"type": "no such type"}}})
+    again, other = ask("varn", "osk"), ask("osk", "varn")
+    for result in (first, again, other):
+        answer = json.loads(result.text)
+        assert {name: type(value) for name, value in answer.items()} == {"name": str, "year": int, "dry": bool}
+        assert len(answer["name"]) <= 12
+        assert result.finish_reason == "stop"
+    assert [span.status for span in (*again.spans, *other.spans)] == ["hit"] * 4
+    assert again.token_ids == first.token_ids
 
 
 @pytest.mark.parametrize(

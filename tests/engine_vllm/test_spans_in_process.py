@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import pytest
+from span_cases import CASES, PHASES, cancelled, interrupted, preempt_all, result, start, until
 from vllm_rig import Judge, Rig, generate_candidates
 
 from spanflow.engine.protocol import EngineRequest, Lease
 from spanflow.lowering.prompt import SpanPrompt
 
 pytestmark = pytest.mark.vllm
-
-#: What the scheduler must show for a phase to be reached.
-PHASES: dict[str, Callable[[Any], bool]] = {
-    "queued": lambda s: bool(s.spans.held),
-    "materialising": lambda s: any(name.startswith("spanflow-source") for name in s.requests) and bool(s.running),
-    "assembled": lambda s: bool(s.kv_holding_waiting),
-    "ranges": lambda s: any("#" in name for name in s.requests),
-    "decoding": lambda s: any(r.num_output_tokens > 1 for r in s.running),
-}
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
@@ -34,31 +27,6 @@ def rig(start_rig: Any, request: pytest.FixtureRequest) -> Rig:
     return rig
 
 
-def start(rig: Rig, prompt: SpanPrompt, name: str, max_tokens: int = 6, **options: Any) -> asyncio.Task[Any]:
-    """Submit a request without waiting for it."""
-
-    async def submit() -> asyncio.Task[Any]:
-        return asyncio.ensure_future(rig.run(prompt, max_tokens, name, **options))
-
-    return rig.wait(submit())
-
-
-def step_until(rig: Rig, reached: Callable[[Any], bool], limit: int = 200) -> bool:
-    """Step the paused engine by hand until the scheduler shows what is wanted."""
-    backend = rig.engine._backend
-    for _ in range(limit):
-        if reached(rig.scheduler):
-            return True
-        backend.step()
-    return False
-
-
-async def cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
-
-
 def prepare(rig: Rig, kind: str) -> SpanPrompt:
     """A prompt whose spans are new, with repair and a gap; or an outer prompt of leased candidates."""
     if kind == "judge":
@@ -66,6 +34,12 @@ def prepare(rig: Rig, kind: str) -> SpanPrompt:
     rig.reset()
     first = rig.prompt([rig.document(1, 1)], repair=5)
     return rig.prompt([rig.document(3, 1), rig.document(4, 1)], repair=5, lead=first.token_ids[-20:])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_named_cases(rig: Rig, judge: Judge, case: Callable[[Rig, Judge], None]) -> None:
+    rig.reset()
+    case(rig, judge)
 
 
 @pytest.mark.parametrize("kind", ["documents", "judge"])
@@ -77,44 +51,20 @@ def test_an_event_in_each_phase(rig: Rig, judge: Judge, event: str, phase: str, 
     if kind == "judge" and phase == "materialising":
         rig.wait(rig.engine.reset())
     backend = rig.engine._backend
-    # So few tokens a step that each phase lasts for several.
-    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 5
-    backend.pause()
-    try:
-        task = start(rig, prompt, f"{event}-{phase}")
-        rig.wait(_until(lambda: bool(backend.queues)))
-        if not step_until(rig, PHASES[phase]):
-            pytest.fail(f"phase {phase} was never reached")
+
+    def happen() -> None:
         if event == "preempt":
             preempt_all(rig)
         elif event == "reset":
             assert backend.engine.reset_prefix_cache(reset_running_requests=True)
-    finally:
-        rig.scheduler.max_num_scheduled_tokens = budget
-        backend.resume()
+
+    task = interrupted(rig, prompt, phase, happen)
     if event == "abort":
         rig.wait(cancelled(task))
     else:
-        judge.check(rig.wait(_result(task)))
+        judge.check(rig.wait(result(task)))
     rig.assert_idle()
     judge.check(rig.one(prompt))
-
-
-async def _until(reached: Callable[[], bool]) -> None:
-    while not reached():  # noqa: ASYNC110 - set by another thread
-        await asyncio.sleep(0.005)
-
-
-async def _result(task: asyncio.Task[Any]) -> Any:
-    return await task
-
-
-def preempt_all(rig: Rig) -> None:
-    """Preempt what runs, as vLLM does where memory is short: from the end of the running list."""
-    scheduler = rig.scheduler
-    while scheduler.running:
-        scheduler._preempt_request(scheduler.running.pop(), 0.0, drop_stale_output=True)
-    scheduler.prev_step_scheduled_req_ids.clear()
 
 
 @pytest.mark.parametrize("budget", [64, 512, 4096])
@@ -287,3 +237,44 @@ def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, jud
         assert answer.statuses == ["unsupported"] * 2
         assert reason in answer.spans[0].why
         assert judge.distance(answer, SpanPrompt(prompt.token_ids)) < 1e-4
+
+
+_SCHEMA = {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}
+
+
+@pytest.mark.parametrize("repair", [0, 6])
+def test_a_grammar_that_fails_to_compile_leaves_nothing_behind(rig: Rig, judge: Judge, repair: int) -> None:
+    """It fails at once, or once the prompt is assembled: that request ends with an error, and the next is served."""
+    rig.reset()
+    manager = rig.scheduler.structured_output_manager
+    prompt = rig.prompt([rig.document(1), rig.document(2)], repair=repair)
+    schema = json.dumps(_SCHEMA)
+    warm = rig.one(prompt, max_tokens=40, schema=schema)
+    assert isinstance(json.loads(warm.text)["year"], int)
+    assert warm.last.finish_reason == "stop"
+    judge_spans = rig.one(prompt)
+    judge.check(judge_spans)
+    for is_late in (False, True):
+        compiling = threading.Event()
+
+        def fail(*args: Any, is_late: bool = is_late, compiling: threading.Event = compiling, **kwargs: Any) -> Any:
+            if is_late and not compiling.wait(20):
+                raise TimeoutError("the prompt was never assembled")
+            raise RuntimeError("no such grammar")
+
+        compile_grammar, manager.backend.compile_grammar = manager.backend.compile_grammar, fail
+        try:
+            task = start(rig, prompt, f"late-{is_late}-{repair}", schema=schema)
+            if is_late:
+                rig.wait(until(lambda: bool(rig.scheduler.kv_holding_waiting)))
+            compiling.set()
+            answer = rig.wait(result(task))
+        finally:
+            manager.backend.compile_grammar = compile_grammar
+        assert answer.last.finish_reason == "error"
+        assert answer.token_ids == ()
+        rig.assert_idle()
+        assert rig.audit()["leases"] == 0
+    again = rig.one(prompt, max_tokens=40, schema=schema)
+    assert again.statuses == ["hit", "hit"]
+    assert again.token_ids == warm.token_ids

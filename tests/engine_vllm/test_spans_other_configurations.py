@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from span_cases import CASES
 from vllm_rig import Judge, Rig, difference, generate_candidates, probability_difference
 
 from spanflow.engine.vllm.client import VllmEngine
@@ -25,8 +27,14 @@ def rig(start_rig: Any) -> Rig:
     return rig
 
 
-def test_blocks_of_128(rig: Rig, judge: Judge) -> None:
-    """Cold and warm, gaps, repair, leases."""
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_of_128(rig: Rig, judge: Judge, case: Callable[[Rig, Judge], None]) -> None:
+    assert rig.scheduler.block_size == 128
+    case(rig, judge)
+    assert rig.audit()["blocks"] < 200
+
+
+def test_a_larger_prompt_and_what_was_taken_over_on_blocks_of_128(rig: Rig, judge: Judge) -> None:
     documents = [rig.document(n, 7) for n in range(3)]
     prompt = rig.prompt(documents, repair=12)
     cold, warm = rig.one(prompt), rig.one(prompt)
@@ -39,7 +47,6 @@ def test_blocks_of_128(rig: Rig, judge: Judge) -> None:
     judge.check(leased)
     rig.reset()
     assert probability_difference(leased, rig.one(outer)) < 1e-5
-    assert rig.audit()["blocks"] < 200
 
 
 @pytest.fixture(scope="module")

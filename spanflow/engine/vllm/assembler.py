@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spanflow.engine.vllm.assembly import Assembly, Segment
-from spanflow.engine.vllm.contract import KVCacheBlock
+from spanflow.engine.vllm.contract import KVCacheBlock, KVCacheBlocks
 from spanflow.engine.vllm.copies import Found, Relocated
 from spanflow.engine.vllm.state import SourceState, SpanRequest
 from spanflow.kernels.slots import Move
@@ -60,7 +60,7 @@ class Assembler:
         self,
         state: SpanRequest,
         todo: Assembly,
-        hits: Any,
+        hits: KVCacheBlocks,
         num_cached: int,
         found: Sequence[Found | None],
         may_take_over: bool,
@@ -120,7 +120,7 @@ class Assembler:
         self,
         state: SpanRequest,
         todo: Assembly,
-        hits: Any,
+        hits: KVCacheBlocks,
         found: Sequence[Found | None],
         pins: list[KVCacheBlock],
         missing: int,

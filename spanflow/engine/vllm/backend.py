@@ -21,12 +21,15 @@ from spanflow.engine.vllm.contract import (
     AsyncLLM,
     EngineDeadError,
     Executor,
+    InprocClient,
     KVTransferConfig,
     LLMEngine,
     LoRARequest,
+    RequestOutput,
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
+    TokensPrompt,
     check_client,
     current_platform,
     get_tokenizer,
@@ -171,11 +174,11 @@ def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
     return LoRARequest(*lora) if lora else None
 
 
-def _prompt(request: EngineRequest) -> Any:
-    prompt: dict[str, Any] = {"prompt_token_ids": list(request.prompt.token_ids)}
-    if request.salt is not None:
-        prompt["cache_salt"] = request.salt
-    return prompt
+def _prompt(request: EngineRequest) -> TokensPrompt:
+    ids = list(request.prompt.token_ids)
+    if request.salt is None:
+        return TokensPrompt(prompt_token_ids=ids)
+    return TokensPrompt(prompt_token_ids=ids, cache_salt=request.salt)
 
 
 class AsyncBackend:
@@ -183,7 +186,7 @@ class AsyncBackend:
 
     def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
         check_client(engine)
-        self.engine: Any = engine
+        self.engine = engine
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
         self.max_model_len: int = engine.model_config.max_model_len
@@ -191,7 +194,7 @@ class AsyncBackend:
 
     async def generate(
         self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request; leaving early aborts it."""
         params = sampling_params(request, extra)
         pieces = self.engine.generate(
@@ -215,7 +218,8 @@ class AsyncBackend:
 
     async def close(self) -> None:
         """Stop the process."""
-        engine, self.engine = self.engine, None
+        engine = self.engine
+        del self.engine
         # It would take the end of the process for a crash, and log it as one.
         if engine.output_handler is not None:
             engine.output_handler.cancel()
@@ -234,7 +238,7 @@ class StepBackend:
         self.loop = asyncio.get_running_loop()
         self.lock = threading.Lock()
         self.wake = threading.Condition(self.lock)
-        self.queues: dict[str, asyncio.Queue[Any]] = {}
+        self.queues: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
         self.stopping = False
         self.failure: BaseException | None = None
         self.paused = 0
@@ -243,9 +247,9 @@ class StepBackend:
 
     async def generate(
         self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
-    ) -> AsyncGenerator[Any, None]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request; leaving early aborts it."""
-        name, queue = request.request_id, asyncio.Queue[Any]()
+        name, queue = request.request_id, asyncio.Queue[RequestOutput | BaseException]()
         params = sampling_params(request, extra)
 
         def add() -> None:
@@ -329,11 +333,13 @@ class StepBackend:
                 self.loop.call_soon_threadsafe(queue.put_nowait, error)
 
     def _has_work(self) -> bool:
-        core: Any = self.engine.engine_core
-        return bool(self.engine.has_unfinished_requests() or core.engine_core.scheduler.has_requests())
+        client = self.engine.engine_core
+        assert isinstance(client, InprocClient)
+        return bool(self.engine.has_unfinished_requests() or client.engine_core.scheduler.has_requests())
 
     def _step(self) -> None:
         for piece in self.engine.step():
+            assert isinstance(piece, RequestOutput)  # of a model that generates
             queue = self.queues.get(piece.request_id)
             if queue is not None:
                 self.loop.call_soon_threadsafe(queue.put_nowait, piece)

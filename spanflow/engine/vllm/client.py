@@ -9,13 +9,17 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
 from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
 from spanflow.lowering.prompt import SpanPrompt
+
+if TYPE_CHECKING:
+    from spanflow.engine.vllm.backend import AsyncBackend, StepBackend
+    from spanflow.engine.vllm.contract import CompletionOutput, RequestOutput
 
 _log = logging.getLogger("spanflow")
 _GIB = 1 << 30
@@ -39,7 +43,7 @@ def prepare_environment() -> None:
 class VllmEngine:
     """An embedded vLLM with the span scheduler; `start` makes one. See `engine.protocol.Engine`."""
 
-    def __init__(self, backend: Any, info: EngineInfo, adapters: Mapping[str, str]) -> None:
+    def __init__(self, backend: AsyncBackend | StepBackend, info: EngineInfo, adapters: Mapping[str, str]) -> None:
         self._backend = backend
         self.info = info
         self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
@@ -202,7 +206,7 @@ class VllmEngine:
     def _is_stock(self) -> bool:
         return bool(self.info.spans_unsupported) and not self._backend.has_spans
 
-    async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncIterator[Any]:
+    async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncIterator[RequestOutput]:
         lora = None
         if request.adapter is not None:
             if request.adapter not in self._adapters:
@@ -270,11 +274,11 @@ def _headers(tokenizer: Any) -> list[list[int]]:
     return [list(header) for header in ChatTemplate(tokenizer).headers() if header]
 
 
-def _report(piece: Any) -> Any:
+def _report(piece: RequestOutput) -> Any:
     from spanflow.engine.vllm.report import unpack
 
     return unpack(piece.kv_transfer_params)
 
 
-def _logprobs(completion: Any) -> tuple[Mapping[int, float], ...]:
+def _logprobs(completion: CompletionOutput) -> tuple[Mapping[int, float], ...]:
     return tuple({token: value.logprob for token, value in step.items()} for step in completion.logprobs or ())

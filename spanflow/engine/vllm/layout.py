@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from spanflow.engine.vllm.contract import VllmConfig
 from spanflow.kernels.reference import KVView, Rotation
 
 
-def layer_views(cache: torch.Tensor, vllm_config: Any, rope: Rotation) -> KVView:
+def layer_views(cache: torch.Tensor, vllm_config: VllmConfig, rope: Rotation) -> KVView:
     """K and V of one layer's cache tensor.
 
     The CPU backend stores per block and head first K transposed, `[head_dim, block]`, then V,

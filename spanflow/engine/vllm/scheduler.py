@@ -53,7 +53,8 @@ class SpanScheduler(AsyncScheduler):
         """Resolve, schedule, check."""
         self.spans.resolve()
         self.spans.make_way()
-        moving = bool(self.connector.pending.moves or self.connector.pending.probes)
+        pending = self.spans.connector.pending
+        moving = bool(pending.moves or pending.probes)
         output = super().schedule(*args, **kwargs)
         output.has_sync_kv_loads |= moving
         self.spans.scheduled(output)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.contract import BlockHash, Request, SamplingParams
+from spanflow.engine.vllm.contract import BlockHash, FCFSRequestQueue, Request, SamplingParams
 
 if TYPE_CHECKING:
     from spanflow.engine.vllm.scheduler import SpanScheduler
@@ -45,12 +45,12 @@ def queue_before(scheduler: SpanScheduler, request: Request, parent: Request) ->
 
 def pull_before(scheduler: SpanScheduler, request: Request, parent: Request) -> None:
     """Let a waiting request that stands behind `parent` stand right before it."""
-    waiting: Any = scheduler.waiting
+    waiting = scheduler.waiting
     order = list(waiting)
     if request not in order or parent not in order or order.index(request) < order.index(parent):
         return
     waiting.remove_request(request)
-    if hasattr(waiting, "insert"):
+    if isinstance(waiting, FCFSRequestQueue):
         waiting.insert(waiting.index(parent), request)
         return
     request.priority = parent.priority

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from spanflow.engine.vllm.contract import FullAttentionSpec, KVCacheConfig, VllmConfig
 from spanflow.kernels.reference import Rotation
 
 #: Rotary embeddings whose angle is a fixed frequency times the position.
@@ -15,7 +14,7 @@ _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _INTERLEAVED = ("ChatGLM", "Cohere", "GPTJ", "Glm", "Ernie4_5")
 
 
-def rotation(vllm_config: Any) -> Rotation | str:
+def rotation(vllm_config: VllmConfig) -> Rotation | str:
     """The model's rotation, or a sentence that says why it can't be told."""
     config = vllm_config.model_config.hf_text_config
     rope = getattr(config, "rope_parameters", None) or {}
@@ -38,7 +37,7 @@ def rotation(vllm_config: Any) -> Rotation | str:
     return Rotation(inv_freq, neox=not architectures[0].startswith(_INTERLEAVED))
 
 
-def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
+def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     """Why this engine can't serve spans, in a few words, or '' where it can."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     config = model.hf_text_config
@@ -51,7 +50,7 @@ def unsupported(vllm_config: Any, kv_cache_config: Any) -> str:
         (bool(getattr(model, "use_mla", False)), "it uses multi-head latent attention (MLA)"),
         (len(groups) != 1, f"it has {len(groups)} kinds of KV cache (sliding window, state space or cross attention)"),
         (
-            bool(groups) and type(groups[0].kv_cache_spec).__name__ != "FullAttentionSpec",
+            bool(groups) and type(groups[0].kv_cache_spec).__name__ != FullAttentionSpec.__name__,
             f"its KV cache is {type(groups[0].kv_cache_spec).__name__ if groups else 'missing'}, not full attention",
         ),
         (
