@@ -61,18 +61,22 @@ def test_a_head_that_is_computed_with_the_ranges_goes_first(model_dir: Path) -> 
     engine.check()
 
 
-def test_the_door_is_open_for_ranges(model_dir: Path) -> None:
-    """While newcomers wait behind a starved request, a range that starts at 0 is none of them."""
-    engine = start(model_dir, 14, max_model_len=208, max_num_seqs=4, max_num_batched_tokens=5)
+def test_ranges_do_not_wait_behind_a_starved_request(model_dir: Path) -> None:
+    """What starts at 0 has computed nothing, like a newcomer, and is none: its parent would run before it."""
+    engine = start(model_dir, 14, max_model_len=208, max_num_seqs=4, scheduling_policy="priority")
     engine.send(prompt(document(0)))
     engine.finish()
-    other = prompt(document(0), repair=3)
-    engine.send(type(other)((0, *other.token_ids[1:]), other.spans))
-    engine.send(prompt(*[document(0)] * 3))
+    engine.send(plain(1, 5 * 16 - 10), 8)
     engine.step()
-    spans = engine.scheduler.spans
-    assert len(spans.families) == 1
-    spans.reserve.starved = 1000
+    starved = engine.send(prompt(*[document(0)] * 3), priority=1)
+    engine.step()
+    reserve, one = engine.scheduler.spans.reserve, prompt(document(0), repair=3)
+    assert reserve.owner == starved
+    reserve.starved = 1000
+    engine.send(type(one)((0, *one.token_ids[1:]), one.spans))
+    engine.scheduler.spans.resolve()
+    assert engine.scheduler.connector.closed
+    assert sum(not request.num_computed_tokens for request in engine.scheduler.kv_holding_waiting) == 1
     engine.finish()
     engine.check()
 

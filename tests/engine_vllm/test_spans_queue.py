@@ -74,7 +74,7 @@ def test_a_missing_source_does_not_push_out_one_that_is_there(model_dir: Path) -
 
 
 def test_nothing_is_held_back_from_a_plain_request_that_came_first(model_dir: Path) -> None:
-    """It needs the memory of a source behind it; held back, both would wait for ever."""
+    """It needs the memory of a source behind it; held back, both would wait until patience ends."""
     engine = start(model_dir, 14, max_model_len=208)
     engine.send(prompt(document(0)))
     engine.finish()
@@ -82,7 +82,7 @@ def test_nothing_is_held_back_from_a_plain_request_that_came_first(model_dir: Pa
     engine.step()
     engine.send(plain(2, 12 * 16 - 10), 8)
     engine.send(prompt(document(0), document(1)))
-    engine.finish()
+    engine.finish(60)
     engine.check()
 
 
@@ -90,19 +90,20 @@ def test_nothing_is_held_back_from_a_plain_request_that_came_first(model_dir: Pa
 def test_a_source_under_way_is_pulled_before_the_first_that_waits_for_it(model_dir: Path, policy: str) -> None:
     """It stood behind a plain request, for which the memory is missing that the first one holds back."""
     engine = start(model_dir, 20, max_model_len=304, scheduling_policy=policy)
-    first = prompt(document(0), document(1))
-    name = engine.send(first, 40)
-    while not engine.scheduler.running or engine.sent[name].tokens == []:
+    later = {"priority": 1} if policy == "priority" else {}
+    name = engine.send(prompt(document(0), document(1)), 40)
+    while not engine.sent[name].tokens:
         engine.step()
     evict(engine, name, 2)
-    engine.send(plain(1, 15 * 16), 8, priority=1)
-    engine.send(prompt(document(1), document(2)), priority=1)
+    engine.send(plain(1, 15 * 16), 8, **later)
+    engine.send(prompt(document(1), document(2)), **later)
     engine.step()
     # Preempted, it comes first again, and what it was assembled of is gone in part.
+    pool = engine.scheduler.kv_cache_manager.block_pool
     held = engine.scheduler.kv_cache_manager.get_blocks(name).blocks[0]
-    engine.scheduler.kv_cache_manager.block_pool.evict_blocks({b.block_id for b in held if b.block_hash is not None})
+    pool.evict_blocks({block.block_id for block in held if block.block_hash is not None})
     engine.preempt(1)
-    engine.finish()
+    engine.finish(90)
     engine.check()
 
 
@@ -143,13 +144,15 @@ def test_running_requests_are_not_preempted_for_what_is_held_back(model_dir: Pat
     engine = start(model_dir, 14, max_model_len=208)
     engine.send(prompt(document(0)))
     engine.finish()
-    runs = engine.send(plain(1, 5 * 16 - 4), 100)
+    runs = engine.send(plain(1, 7 * 16 - 4), 90)
     engine.step()
-    engine.send(prompt(document(0), document(1, 60)))
+    waits = engine.send(prompt(document(0), document(1, 60)))
+    while not engine.sent[runs].finished:
+        assert waits in engine.scheduler.spans.held
+        engine.step()
+    assert engine.scheduler.spans.counters["preemptions"] == 0
     engine.finish()
     engine.check()
-    assert engine.sent[runs].finished
-    assert engine.scheduler.spans.counters["preemptions"] == 0
 
 
 def test_seats_are_given_in_the_order_of_the_queue(model_dir: Path) -> None:
@@ -181,12 +184,13 @@ def test_sources_stand_where_their_reader_stands(model_dir: Path, policy: str) -
 
 def test_nobody_overtakes_the_first_that_waits_for_memory(model_dir: Path) -> None:
     """A smaller prompt that would fit waits behind a larger one, or the larger one might wait for ever."""
-    engine = start(model_dir, 31, max_model_len=256)
+    engine = start(model_dir, 31, max_model_len=400)
     for documents in ((document(0, 30),), (document(1, 20),)):
         engine.send(prompt(*documents))
         engine.finish()
-    engine.send(plain(1, 16 * 16 - 10), 8)
-    engine.step()
+    runs = engine.send(plain(1, 18 * 16 - 10), 9)
+    while not engine.sent[runs].tokens:
+        engine.step()
     large, small = engine.send(prompt(*[document(0, 30)] * 6)), engine.send(prompt(document(1, 20), question=12))
     while not engine.sent[large].tokens:
         assert not engine.sent[small].tokens
@@ -203,5 +207,70 @@ def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) ->
         engine.finish()
     for number in range(2):
         engine.send(prompt(document(number), question=158))
+    engine.finish()
+    engine.check()
+
+
+def test_prompts_whose_sources_are_there_do_not_starve_one_that_lacks_some(model_dir: Path) -> None:
+    """Each of them fits into what the first one's source waits for; after some steps they wait as well."""
+    engine = start(model_dir, 31, max_model_len=256, max_num_seqs=32)
+    engine.send(prompt(document(0)))
+    engine.finish()
+    for number in range(24):
+        engine.send(prompt(document(0), question=20 + number), 10 + number)
+    engine.step()
+    name = engine.send(prompt(document(3, 150)))
+    for number in range(500):
+        if len(engine.scheduler.waiting) < 4:
+            engine.send(prompt(document(0), question=20 + number % 37), 10 + number % 7)
+        engine.step()
+        if engine.sent[name].finished:
+            break
+    assert engine.sent[name].finished
+    engine.finish()
+    engine.check()
+
+
+def waits_for_memory(model_dir: Path) -> tuple[Any, str]:
+    """An engine whose first span request holds its sources back, for want of blocks of its own."""
+    engine = start(model_dir, 31, max_model_len=400, scheduling_policy="priority")
+    engine.send(prompt(document(0, 30)))
+    engine.finish()
+    runs = engine.send(plain(1, 18 * 16 - 10), 9)
+    while not engine.sent[runs].tokens:
+        engine.step()
+    name = engine.send(prompt(*[document(0, 30)] * 6), priority=1)
+    engine.step()
+    assert engine.scheduler.spans.reserve.blocks
+    return engine, name
+
+
+def test_patience_is_for_one_request(model_dir: Path) -> None:
+    """Another one that comes first has not waited yet, and nobody waits behind it."""
+    engine, _ = waits_for_memory(model_dir)
+    reserve = engine.scheduler.spans.reserve
+    reserve.starved = 1000
+    engine.scheduler.spans.resolve()
+    assert engine.scheduler.connector.closed
+    other = engine.send(prompt(*[document(0, 30)] * 6, question=11))
+    engine.scheduler.spans.resolve()
+    assert (reserve.owner, reserve.starved) == (other, 1)
+    assert not engine.scheduler.connector.closed
+    engine.finish()
+    engine.check()
+
+
+def test_nothing_is_held_back_for_one_that_is_gone(model_dir: Path) -> None:
+    engine, name = waits_for_memory(model_dir)
+    engine.abort(name)
+    assert engine.scheduler.audit()["pins"] == 0
+    engine.finish()
+    engine.check()
+
+
+def test_nothing_is_held_back_from_a_reset(model_dir: Path) -> None:
+    """vLLM resets a cache that nobody holds a block of."""
+    engine, _ = waits_for_memory(model_dir)
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True)
     engine.finish()
     engine.check()

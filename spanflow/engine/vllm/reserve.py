@@ -51,14 +51,13 @@ class Reserve:
         """A request is finished, or has its blocks."""
         if name == self.owner:
             self.release()
-            self.owner, self.starved = "", 0
+            self.owner = ""
 
     def yield_to_running(self) -> None:
         """Who runs goes first: held back from them, memory would be missing for ever, and they would start again and
-        again. It is theirs alone: those who wait take none of it."""
+        again."""
         if self.blocks and self.spans.manager.block_pool.get_num_free_blocks() < self._wanted_by_running():
             self.release()
-            self.spans.connector.closed = True
 
     def _wanted_by_running(self) -> int:
         """How many blocks the running requests may want in the next step."""
