@@ -81,6 +81,25 @@ def test_ranges_do_not_wait_behind_a_starved_request(model_dir: Path) -> None:
     engine.check()
 
 
+def test_a_head_under_an_adapter_is_materialised(model_dir: Path) -> None:
+    """vLLM puts a request back whose adapter has no place in the step; a range that starts at 0 would then stand among
+    newcomers, and its parent would run before it."""
+    from spanflow.engine.vllm.contract import LoRARequest
+
+    engine = start(model_dir, 60)
+    engine.scheduler.lora_config = SimpleNamespace(max_loras=1)
+    red, blue = LoRARequest("red", 1, "/red"), LoRARequest("blue", 2, "/blue")
+    one = prompt(document(0), repair=3)
+    engine.send(one, lora_request=red)
+    engine.finish()
+    engine.send(plain(1, 30), 9, lora_request=blue)
+    engine.step()
+    engine.send(type(one)((0, *one.token_ids[1:]), one.spans), lora_request=red)
+    engine.finish()
+    engine.check()
+    assert engine.scheduler.spans.counters["sources"] == 3
+
+
 @pytest.mark.parametrize("event", ["preempt", "reset", "abort"])
 def test_a_family_falls_as_one(model_dir: Path, event: str) -> None:
     engine, name = under_way(model_dir)

@@ -171,13 +171,30 @@ def test_seats_are_given_in_the_order_of_the_queue(model_dir: Path) -> None:
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 def test_sources_stand_where_their_reader_stands(model_dir: Path, policy: str) -> None:
     engine = start(model_dir, 60, scheduling_policy=policy)
-    name = engine.send(prompt(document(0)))
-    behind = engine.send(plain(1, 30))
+    priorities = (1, 2, 3) if policy == "priority" else (0, 0, 0)
+    before = engine.send(plain(0, 30), priority=priorities[0])
+    name = engine.send(prompt(document(0)), priority=priorities[1])
+    behind = engine.send(plain(1, 30), priority=priorities[2])
     engine.scheduler.spans.resolve()
     sources = sorted(engine.scheduler.spans.internal)
     assert len(sources) == 2
-    assert sorted(waiting(engine)[:2]) == sources
-    assert waiting(engine)[2:] == [name, behind]
+    assert sorted(waiting(engine)[1:3]) == sources
+    assert [waiting(engine)[0], *waiting(engine)[3:]] == [before, name, behind]
+    engine.finish()
+    engine.check()
+
+
+def test_families_take_seats_before_they_run(model_dir: Path) -> None:
+    """Ranges and parent hold blocks and wait; a second family would hold as many, and neither could be preempted."""
+    engine = start(model_dir, 120, max_num_seqs=3, max_num_batched_tokens=5)
+    for number in range(2):
+        engine.send(prompt(document(number), document(number + 1)))
+        engine.finish()
+    engine.send(prompt(document(1), document(0), repair=9))
+    engine.step()
+    name = engine.send(prompt(document(2), document(1), repair=9))
+    engine.step()
+    assert name in engine.scheduler.spans.held
     engine.finish()
     engine.check()
 

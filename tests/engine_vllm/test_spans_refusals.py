@@ -87,6 +87,7 @@ def test_anchors_are_parts_of_the_prompt_or_headers(model_dir: Path, anchor: Spa
     engine.finish()
     assert ("foreign anchor" in engine.answers(name).get("error", "")) == is_refused
     assert engine.sent[name].finished
+    assert len(engine.sent[name].tokens) == (not is_refused)
 
 
 def test_an_output_is_taken_over_by_its_own_tenant_alone(model_dir: Path) -> None:

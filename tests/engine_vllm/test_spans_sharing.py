@@ -158,3 +158,78 @@ def test_an_answer_that_is_cut_from_outside_keeps_report_and_lease(model_dir: Pa
     engine.check()
     assert engine.statuses(outer) == ["hit"]
     assert computed(engine) < 8 + 43 + 12 + 19 + 30
+
+
+def test_a_lease_ends_with_its_consumer_and_by_time(model_dir: Path) -> None:
+    engine = start(model_dir, 60)
+    inner = plain(1, 20)
+    first = engine.send(inner, 9, lease=Lease())
+    engine.finish()
+    leases = engine.scheduler.spans.residency.leases
+    assert len(leases) == 1
+    engine.send(judge(inner, engine.sent[first].tokens))
+    engine.finish()
+    assert not leases
+    engine.send(inner, 10, lease=Lease(seconds=60))
+    engine.finish()
+    assert len(leases) == 1
+    engine.scheduler.spans.residency.clock = lambda: float("inf")
+    engine.send(plain(2, 20))
+    engine.finish()
+    assert not leases
+
+
+def test_an_answer_that_never_began_is_no_lease(model_dir: Path) -> None:
+    engine = start(model_dir, 60, max_num_batched_tokens=20)
+    name = engine.send(plain(1, 60), 9, lease=Lease())
+    engine.step()
+    engine.step()
+    engine.abort(name)
+    assert not engine.scheduler.spans.residency.by_block
+
+
+def test_a_prompt_that_is_kept_is_a_source(model_dir: Path) -> None:
+    """What is sampled behind it is none of it."""
+    engine = start(model_dir, 60)
+    engine.send(SpanPrompt((*_HEADER.token_ids, *document(0))), 8, keep=True)
+    engine.finish()
+    name = engine.send(prompt(document(0)))
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["hit"]
+
+
+def test_copies_are_what_goes_first(model_dir: Path) -> None:
+    """Moved KV can be moved again. A prompt most of which was computed, and one whose answer is leased, are as dear as
+    any other; a preempted one is copies like one that ended."""
+    engine = start(model_dir, 60)
+    copies = engine.scheduler.spans.copies._hashes
+    engine.send(prompt(document(0), question=100))
+    engine.finish()
+    engine.send(prompt(document(0), question=11), 9, lease=Lease())
+    engine.finish()
+    assert not copies
+    name = engine.send(prompt(document(1), document(0)), 9)
+    while not engine.sent[name].tokens:
+        engine.step()
+    engine.preempt(1)
+    assert copies
+    copies.clear()
+    engine.finish()
+    assert copies
+
+
+def test_tenants_share_nothing(model_dir: Path) -> None:
+    """Sources, families and assemblies are those of one salt."""
+    engine = start(model_dir, 120)
+    one = prompt(document(0), document(1), repair=3)
+    for salt in ("a", "b", None):
+        first = engine.send(one, salt=salt)
+        engine.finish()
+        again = engine.send(one, salt=salt)
+        engine.finish()
+        engine.check()
+        assert engine.statuses(first) == ["new"] * 2
+        assert engine.statuses(again) == ["hit"] * 2
+        assert engine.sent[first].prefill.num_local_cached_tokens == 0
+        assert engine.sent[again].prefill.num_local_cached_tokens > 0
