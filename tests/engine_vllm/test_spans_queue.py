@@ -222,8 +222,10 @@ def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) ->
     for number in range(2):
         engine.send(prompt(document(number)))
         engine.finish()
-    for number in range(2):
-        engine.send(prompt(document(number), question=158))
+    names = [engine.send(prompt(document(number), question=158)) for number in range(2)]
+    engine.scheduler.spans.resolve()
+    held = [len(engine.scheduler.kv_cache_manager.get_blocks(name).blocks[0]) for name in names]
+    assert held == [13, 0]
     engine.finish()
     engine.check()
 
