@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -57,8 +57,8 @@ def _seen(value: int, position: int) -> int:
     return _mix(value, position)
 
 
-def _sample(attended: int) -> int:
-    return attended % VOCABULARY
+def _sample(attended: int, seed: int | None) -> int:
+    return (attended if seed is None else _mix(attended, seed)) % VOCABULARY
 
 
 @cache
@@ -80,12 +80,12 @@ def _values(prompt: SpanPrompt) -> tuple[int, ...]:
 
 
 @cache
-def expected(prompt: SpanPrompt, num_tokens: int) -> list[int]:
+def expected(prompt: SpanPrompt, num_tokens: int, seed: int | None = None) -> list[int]:
     """What must be sampled behind a prompt."""
     attended = sum(_seen(value, at) for at, value in enumerate(_values(prompt))) & _WORD
     out: list[int] = []
     for at in itertools.count(len(prompt)):
-        out.append(_sample(attended))
+        out.append(_sample(attended, seed))
         if len(out) == num_tokens:
             return out
         attended = (attended + _seen(_attend(attended, out[-1], at), at)) & _WORD
@@ -100,6 +100,7 @@ class _Row:
     blocks: list[int]
     num_computed: int
     num_prompt: int
+    seed: int | None
 
 
 class SymbolicWorker:
@@ -128,7 +129,8 @@ class SymbolicWorker:
             self.rows.pop(name, None)
         for new in output.scheduled_new_reqs:
             tokens = list(new.prompt_token_ids or ())
-            self.rows[new.req_id] = _Row(tokens, list(new.block_ids[0]), new.num_computed_tokens, len(tokens))
+            seed = new.sampling_params.seed if new.sampling_params else None
+            self.rows[new.req_id] = _Row(tokens, list(new.block_ids[0]), new.num_computed_tokens, len(tokens), seed)
         cached = output.scheduled_cached_reqs
         for name, blocks, num_computed, num_output in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens, strict=True
@@ -171,7 +173,7 @@ class SymbolicWorker:
             attended = (attended + _seen(self.values[slot], self.positions[slot])) & _WORD
         if end < len(row.tokens):
             return []
-        row.tokens.append(_sample(attended))
+        row.tokens.append(_sample(attended, row.seed))
         return [row.tokens[-1]]
 
 
@@ -183,6 +185,8 @@ class Sent:
     max_tokens: int
     lease: Lease | None = None
     salt: str | None = None
+    seed: int | None = None
+    stop: tuple[int, ...] = ()
     tokens: list[int] = field(default_factory=list)
     report: Any = None
     prefill: Any = None
@@ -253,15 +257,17 @@ class SymbolicEngine:
         salt: str | None = None,
         probe: bool = False,
         keep: bool = False,
+        sampling: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
-        """Queue a request; its name."""
+        """Queue a request; its name. `sampling` are further fields of vLLM's parameters, `options` those of Request."""
         name = f"r{next(self._names)}"
         ask = Ask(spans=prompt.spans, lease=lease, probe=probe, keep=keep)
         extra = {"spanflow": encode(ask)} if prompt.spans or lease or probe or keep else None
-        params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True, extra_args=extra)
+        wanted = {"temperature": 0.0} | dict(sampling or {})
+        params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **wanted)
         params.update_from_generation_config({}, None)
-        self.sent[name] = Sent(prompt, max_tokens, lease, salt)
+        self.sent[name] = Sent(prompt, max_tokens, lease, salt, params.seed, tuple(params.stop_token_ids or ()))
         request = Request(
             name, list(prompt.token_ids), params, None, cache_salt=salt, block_hasher=self._hasher, **options
         )
@@ -320,9 +326,9 @@ class SymbolicEngine:
     def check(self) -> None:
         """Every finished request has the right tokens, and every other one a right beginning; books balance."""
         for name, sent in self.sent.items():
-            wanted = expected(self._served(name), sent.max_tokens)
+            wanted = expected(self._served(name), sent.max_tokens, sent.seed)
             assert sent.tokens == wanted[: len(sent.tokens)], f"{name}: {sent.tokens} instead of {wanted}"
-            assert not sent.finished or len(sent.tokens) == sent.max_tokens
+            assert not sent.finished or len(sent.tokens) == sent.max_tokens or sent.tokens[-1] in sent.stop
         assert self.scheduler.audit()["problems"] == []
 
     def answers(self, name: str) -> dict[str, Any]:

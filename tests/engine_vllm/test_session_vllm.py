@@ -163,6 +163,7 @@ def test_an_answer_of_a_schema_over_documents(vllm_session: Session) -> None:
         ({"max_num_batched_token": 64}, r"no option 'max_num_batched_token'.*\(is 'max_num_batched_tokens'"),
         ({"scheduler_cls": "x"}, "'scheduler_cls' can't be given: spans need a scheduler"),
         ({"enable_prefix_caching": False}, "spans live in the prefix cache"),
+        ({"kv_transfer_config": {}}, "spans need a connector of their own, and vLLM takes one"),
     ],
 )
 def test_options_of_vllm_are_checked_before_it_starts(options: dict[str, Any], message: str) -> None:

@@ -160,16 +160,34 @@ def test_24_candidates_of_80_words(rig: Rig, judge: Judge) -> None:
 def test_new_span_in_several_requests_at_once_is_computed_once(rig: Rig, judge: Judge) -> None:
     rig.reset()
     one, two = rig.document(9), rig.document(10)
-    before = rig.audit().get("sources", 0)
-    answers = rig.ask(rig.prompt([one], "A?"), rig.prompt([one, two], "B?"), *[rig.prompt([two, one])] * 8)
+    before = rig.audit()
+    prompts = [rig.prompt([one], "A?"), rig.prompt([one, two], "B?"), rig.prompt([two, one])]
+    answers = rig.ask(*prompts, *prompts[2:] * 7)
     judge.check(*answers)
     # Two documents and one head.
-    assert rig.audit()["sources"] - before == 3
+    assert rig.audit()["sources"] - before.get("sources", 0) == 3
+    sources = prompts[0].spans[0].start + sum(len(rig.header) + len(document) for document in (one, two))
+    questions = [len(prompt) - prompt.spans[-1].end for prompt in prompts]
+    again = min(questions[2], _behind_full_blocks(prompts[2]))
+    # The two audits behind it compute a token each.
+    computed = rig.audit()["scheduled_tokens"] - before["scheduled_tokens"] - 2
+    assert computed == sources + sum(questions) + 7 * again
 
 
-def test_samples_stay_independent(rig: Rig) -> None:
-    texts = {answer.text for answer in generate_candidates(rig, 6)}
-    assert len(texts) == 6
+def _behind_full_blocks(prompt: SpanPrompt) -> int:
+    """How many tokens of a prompt are computed where all its full blocks are found; one at least, by vLLM's rule."""
+    return (len(prompt) - 1) % 32 + 1
+
+
+def test_samples_share_one_prefill_and_stay_independent(rig: Rig) -> None:
+    rig.reset()
+    before = rig.audit()["scheduled_tokens"]
+    answers = generate_candidates(rig, 6)
+    computed = rig.audit()["scheduled_tokens"] - before - 1  # the audit's own
+    assert len({answer.text for answer in answers}) == 6
+    prompt = answers[0].prompt
+    sampled = sum(len(answer.token_ids) - 1 for answer in answers)
+    assert computed == len(prompt) + 5 * _behind_full_blocks(prompt) + sampled
     one, same = (generate_candidates(rig, 1)[0] for _ in range(2))
     assert one.token_ids == same.token_ids
 

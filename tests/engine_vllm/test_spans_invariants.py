@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from spanflow.lowering.prompt import Span, SpanPrompt
+from symbolic_prompts import document, plain, prompt, start
 
 pytestmark = pytest.mark.vllm
-
-_HEADER = (7, 8, 9)
-_BLOCK = 16
-
-
-def start(model_dir: Path, num_blocks: int, **options: Any) -> Any:
-    from symbolic_engine import SymbolicEngine
-
-    return SymbolicEngine(model_dir, num_blocks, _BLOCK, headers=[_HEADER], **options)
-
-
-def document(number: int, length: int = 40) -> tuple[int, ...]:
-    return tuple(range(100 + 60 * number, 100 + 60 * number + length))
-
-
-def prompt(*documents: tuple[int, ...], repair: int = 0) -> SpanPrompt:
-    ids: list[int] = [1, 2, 3, 4, 5, *_HEADER]
-    spans = []
-    for tokens in documents:
-        spans.append(Span(len(ids), len(ids) + len(tokens), SpanPrompt(_HEADER), repair))
-        ids += tokens
-    return SpanPrompt((*ids, *range(40, 50), 7, 11), tuple(spans))
-
-
-def plain(number: int, length: int) -> SpanPrompt:
-    return SpanPrompt((900, number, *range(length - 2)))
 
 
 def test_nobody_s_blocks_are_freed_late(model_dir: Path) -> None:
@@ -73,20 +47,6 @@ def test_no_more_requests_hold_blocks_than_there_are_seats(model_dir: Path) -> N
     assert most == 2
 
 
-def test_equal_prompts_share_one_assembly(model_dir: Path) -> None:
-    """Eight equal ones at once: one is assembled, and the others find it."""
-    engine = start(model_dir, 120)
-    engine.send(prompt(document(1), document(0)))
-    engine.finish()
-    before = engine.scheduler.spans.counters["moved_tokens"]
-    for _ in range(8):
-        engine.send(prompt(document(0), document(1)))
-    engine.finish()
-    engine.check()
-    moved = engine.scheduler.spans.counters["moved_tokens"] - before
-    assert moved < 90 + 7 * _BLOCK, f"{moved} tokens were moved for eight prompts with 80 in spans"
-
-
 def test_what_is_moved_counts_as_cached(model_dir: Path) -> None:
     engine = start(model_dir, 120)
     name = engine.send(prompt(document(0), repair=3))
@@ -113,17 +73,57 @@ def test_blocks_that_nobody_will_write_are_not_found(model_dir: Path) -> None:
     assert not any(scheduler.kv_cache_manager.block_pool.get_cached_block(h, [0]) for h in hashes)
 
 
-def test_plain_requests_do_not_starve_a_span_request(model_dir: Path) -> None:
-    """Short requests that keep coming take all memory that ends, and a prompt of a third of the pool gets its own."""
-    engine = start(model_dir, 40, max_model_len=256)
-    for number in range(5):
-        engine.send(plain(number, 100), 60)
-    engine.step()
-    name = engine.send(prompt(*[document(n, 30) for n in range(7)]))
-    for number in range(5, 300):
-        if len(engine.scheduler.waiting) < 4:
-            engine.send(plain(number, 100), 40 + number % 17)
-        engine.step()
-    assert engine.sent[name].finished
+def test_a_step_with_moves_says_so(model_dir: Path) -> None:
+    """A worker that does not know of loads may run moves beside the forward pass that reads them."""
+    engine = start(model_dir, 60)
+    steps, run = [], engine.worker.run
+
+    def watched(output: Any) -> Any:
+        steps.append((bool(output.kv_connector_metadata.moves), output.has_sync_kv_loads))
+        return run(output)
+
+    engine.worker.run = watched
+    engine.send(prompt(document(0)))
+    engine.finish()
+    assert steps[:2] == [(False, False), (True, True)]
+    assert not any(has_moves or has_loads for has_moves, has_loads in steps[2:])
+
+
+def test_nobody_hears_of_internal_requests(model_dir: Path) -> None:
+    """Neither their outputs nor that they ended, which vLLM tells clients apart from outputs."""
+    engine = start(model_dir, 60)
+    engine.scheduler.finished_req_ids_dict = defaultdict(set)
+    heard, update = set(), engine.scheduler.update_from_output
+
+    def watched(*step: Any) -> Any:
+        outputs = update(*step)
+        for client in outputs.values():
+            heard.update(output.request_id for output in client.outputs)
+            heard.update(client.finished_requests or ())
+        return outputs
+
+    engine.scheduler.update_from_output = watched
+    name = engine.send(prompt(document(0), repair=3))
     engine.finish()
     engine.check()
+    assert heard == {name}
+
+
+def test_an_abort_ends_what_was_spawned_for_it_alone(model_dir: Path) -> None:
+    """What somebody else waits for goes on, and vLLM is told of the caller's requests only."""
+    from spanflow.engine.vllm.contract import RequestStatus
+
+    engine = start(model_dir, 60, max_num_batched_tokens=16)
+    scheduler = engine.scheduler
+    first, second = engine.send(prompt(document(0), document(1))), engine.send(prompt(document(1)))
+    engine.step()
+    assert scheduler.spans.counters["sources"] == 3
+    finished = scheduler.finish_requests([first], RequestStatus.FINISHED_ABORTED)
+    assert [request.request_id for request in finished] == [first]
+    # The head is there; the document is under way, and the second one waits for it.
+    assert scheduler.requests.keys() == {"spanflow-source-3", second}
+    engine.sent.pop(first)
+    engine.finish()
+    engine.check()
+    assert scheduler.spans.counters["sources"] == 3
+    assert engine.statuses(second) == ["new"]

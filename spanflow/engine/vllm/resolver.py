@@ -21,6 +21,7 @@ from spanflow.engine.vllm.contract import (
     KVCacheManager,
     PauseState,
     Request,
+    RequestStatus,
     SchedulerOutput,
     get_hash_fn_by_name,
 )
@@ -30,6 +31,7 @@ from spanflow.engine.vllm.hashing import BlockHasher, source_keys, tail_key
 from spanflow.engine.vllm.metrics import Reporter
 from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
+from spanflow.engine.vllm.reserve import Reserve
 from spanflow.engine.vllm.residency import Residency
 from spanflow.engine.vllm.spawn import internal_request, pull_before, queue_before
 from spanflow.engine.vllm.state import Family, Internal, SourceState, SpanRequest
@@ -38,9 +40,6 @@ from spanflow.lowering.prompt import SpanPrompt
 
 if TYPE_CHECKING:
     from spanflow.engine.vllm.scheduler import SpanScheduler
-
-#: After so many steps in which the first span request found no memory, plain requests wait behind it.
-_PATIENCE = 100
 
 
 class Resolver:
@@ -74,9 +73,7 @@ class Resolver:
         self.counters: Counter[str] = Counter()
         connector.counters = self.counters
         connector.reporter = Reporter(self.counters)
-        self._reserve: list[KVCacheBlock] = []
-        self._reserve_owner = ""
-        self._starved = 0
+        self.reserve = Reserve(self)
 
     @property
     def families(self) -> dict[str, Family]:
@@ -85,7 +82,7 @@ class Resolver:
 
     def pinned(self) -> list[KVCacheBlock]:
         """Blocks that hold a reference of ours."""
-        return self.assembler.pins + self._reserve
+        return self.assembler.pins + self.reserve.blocks
 
     # Coming and going.
 
@@ -124,8 +121,7 @@ class Resolver:
         state = self.known.get(name)
         if state is not None:
             self._consume_leases(state)
-        if name == self._reserve_owner:
-            self._unreserve()
+        self.reserve.gone(name)
         self.family.parent_gone(name)
         self._leave(name)
         internal = self.internal.get(name)
@@ -194,7 +190,7 @@ class Resolver:
 
     def forget(self, families: bool) -> None:
         """Before the cache is reset: no lease, no pin, and if asked no family stays."""
-        self._unreserve()
+        self.reserve.release()
         self.residency.clear()
         self.copies.clear()
         if families:
@@ -229,7 +225,7 @@ class Resolver:
         self.family.recover()
         self.residency.expire()
         self.probe.step()
-        self._unreserve()
+        self.reserve.release()
         self.connector.closed = False
         if not self.held:
             return
@@ -256,21 +252,14 @@ class Resolver:
             self._note(state, todo, found)
             if self._lacks_only_a_new_head(state, todo, found):
                 todo, found = with_head_in_context(todo, num_cached), found[1:]
-            if not all(found):
-                self._spawn_missing(state, todo, found, front)
-                if front:
-                    self._hold_back(state, found)
-                    self._starved = 0
-            elif self.assembler.assemble(state, todo, hits, num_cached, found, front):
+            if all(found) and self.assembler.assemble(state, todo, hits, num_cached, found, front):
                 self._admitted(state, todo)
-                self._starved = 0
                 seats -= 1
                 continue
-            else:
-                if front:
-                    self._hold_back(state, found)
-                    self._starved += 1
-                    self.connector.closed = self._starved > _PATIENCE
+            is_stuck = all(found) or self._spawn_missing(state, todo, found, front)
+            if front:
+                self.reserve.hold_back(state, found, is_stuck)
+            if all(found) or (front and self.reserve.is_closed):
                 return
             front = False
 
@@ -279,19 +268,7 @@ class Resolver:
         scheduler = self.scheduler
         num_prefilled = scheduler.max_num_scheduled_tokens // self.block_size if scheduler.waiting else 0
         self.copies.make_way(num_prefilled + len(scheduler.running))
-        # Who runs goes first: held back from them, memory would be missing for ever, and they would start again and
-        # again.
-        if self._reserve and self.manager.block_pool.get_num_free_blocks() < self._wanted_by_running():
-            self._unreserve()
-
-    def _wanted_by_running(self) -> int:
-        """How many blocks the running requests may want in the next step."""
-        wanted, size = 0, self.block_size
-        for request in self.scheduler.running:
-            end = min(request.num_tokens + 1, request.num_computed_tokens + self.scheduler.max_num_scheduled_tokens)
-            held = len(self.manager.get_blocks(request.request_id).blocks[0])
-            wanted += max(0, -(-end // size) - held)
-        return wanted
+        self.reserve.yield_to_running()
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """After vLLM scheduled: the moves are on their way, so pins end; families are checked."""
@@ -313,6 +290,7 @@ class Resolver:
 
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
         """Say, once for each source, whether it was here, is new, or was evicted."""
+        noted = []
         for segment, blocks in zip(todo.segments, found, strict=True):
             source = state.source(segment)
             if source.status is None:
@@ -320,28 +298,34 @@ class Resolver:
                 evicted = key in self.residency.seen and key not in self.by_source
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
                 self.counters["hits" if blocks else "misses"] += segment.span >= 0
-                self.residency.remember(key)
+                noted.append(key)
+        for key in noted:  # Not before: a span that stands twice in a prompt is new in both places.
+            self.residency.remember(key)
 
-    def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> None:
-        """An internal request for each missing source, unless one is under way, or a prefetch of it.
+    def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> bool:
+        """An internal request for each missing source, unless one is under way, or a prefetch of it. Whether one of
+        these waits as well.
 
         A source that was made for this request and lost again is made anew only when the request is the
         first in the queue (which keeps it): two requests must not evict each other's sources for ever.
         """
+        is_stuck = False
         for segment, blocks in zip(todo.segments, found, strict=True):
             source = state.source(segment)
             if blocks is not None:
                 continue
             name = self.by_source.get(source.keys.key)
             if name is not None:
-                internal = self.internal.get(name)
+                internal, making = self.internal.get(name), self.scheduler.requests[name]
                 if isinstance(internal, Internal):  # else a prefetch, which nobody's end may end
                     internal.waiters.add(state.request.request_id)
+                is_stuck |= making.status != RequestStatus.RUNNING
                 if front:  # It may stand behind others, for whom the memory is missing that this one holds back.
-                    pull_before(self.scheduler, self.scheduler.requests[name], state.request)
+                    pull_before(self.scheduler, making, state.request)
             elif front or not source.spawned:
                 source.spawned = True
                 self._spawn(state, source)
+        return is_stuck
 
     def _spawn(self, state: SpanRequest, source: SourceState) -> None:
         parent = state.request
@@ -361,19 +345,9 @@ class Resolver:
         name = state.request.request_id
         self.held.pop(name)
         self.connector.held.discard(name)
+        self.reserve.gone(name)
         self._leave(name)
         self.family.start(state, todo.ranges)
-
-    def _hold_back(self, state: SpanRequest, found: list[Found | None]) -> None:
-        """Pin what the first span request has already, until the next step looks again, or it is gone."""
-        assert not self._reserve, "only the first span request in the queue holds anything back"
-        self._reserve_owner = state.request.request_id
-        self._reserve = [block for item in found if item for block in item.blocks]
-        self.residency.pin(self._reserve)
-
-    def _unreserve(self) -> None:
-        reserve, self._reserve = self._reserve, []
-        self.residency.unpin(reserve)
 
     def _consume_leases(self, state: SpanRequest) -> None:
         """A finished request is done with the generations that it took over, whether moved or found assembled."""

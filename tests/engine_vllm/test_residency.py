@@ -1,0 +1,130 @@
+"""What is remembered of sources and leases, on vLLM's block pool alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spanflow.engine.protocol import Lease
+
+pytestmark = pytest.mark.vllm
+
+
+def residency(clock: Any = None) -> Any:
+    """On a pool of five blocks, one of which is vLLM's null block."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    from spanflow.engine.vllm.residency import Residency
+
+    pool = BlockPool(5, enable_caching=True, hash_block_size=16)
+    return Residency(pool, clock) if clock is not None else Residency(pool)
+
+
+def kept(found: Any, tokens: tuple[int, ...], lease: Lease | None = None, lease_id: object = None) -> Any:
+    """The tail of a request that has just ended with these tokens behind one prefix."""
+    (block,) = found.pool.get_new_blocks(1)
+    found.keep(b"prefix", tokens, block, lease, lease_id)
+    return found.tail(b"prefix", tokens)
+
+
+def test_of_two_tails_the_one_with_the_least_behind_is_taken() -> None:
+    """The longer one is another answer's, which its own reader will want."""
+    found = residency()
+    long, short = kept(found, (1, 2, 3)), kept(found, (1, 2))
+    assert found.tail(b"prefix", (1,)) is short
+    assert found.tail(b"prefix", (1, 2, 3)) is long
+    assert found.tail(b"prefix", (2,)) is None
+    assert found.tail(b"other", (1,)) is None
+
+
+def test_a_lease_ends_with_its_last_consumer() -> None:
+    found = residency()
+    tail = kept(found, (1, 2), Lease(consumers=2))
+    found.consume(tail)
+    assert tail.alive
+    found.consume(tail)
+    assert not tail.alive
+    assert not found.leases
+    # Its block is reused first.
+    assert found.pool.get_new_blocks(1) == [tail.block]
+
+
+def test_a_source_has_no_last_consumer() -> None:
+    found = residency()
+    tail = kept(found, (1, 2))
+    for _ in range(3):
+        found.consume(tail)
+    assert tail.alive
+
+
+def test_a_lease_ends_when_its_time_is_over() -> None:
+    now = SimpleNamespace(time=100.0)
+    found = residency(lambda: now.time)
+    tail, source = kept(found, (1, 2), Lease(seconds=5)), kept(found, (3,))
+    now.time = 104.0
+    found.expire()
+    assert tail.alive
+    now.time = 105.0
+    found.expire()
+    assert (tail.alive, source.alive) == (False, True)
+
+
+def test_a_lease_is_released_by_its_name() -> None:
+    found = residency()
+    tails = [kept(found, (number,), Lease(), number) for number in range(2)]
+    found.release(1)
+    assert [tail.alive for tail in tails] == [True, False]
+
+
+def test_pressure_takes_a_tail_and_it_is_known() -> None:
+    """Nothing pins it: the pool hands its block out when there is no other, and nobody finds it there any more."""
+    found = residency()
+    tail = kept(found, (1, 2), Lease())
+    assert tail.block not in found.pool.get_new_blocks(3)
+    assert tail.alive
+    assert found.pool.get_new_blocks(1) == [tail.block]
+    assert not tail.alive
+    assert found.tail(b"prefix", (1, 2)) is None
+    assert not found.leases
+
+
+def test_what_was_pinned_is_handed_out_last_and_its_end_first() -> None:
+    """A prefix is of use without what follows it, and not the other way round."""
+    found = residency()
+    blocks = found.pool.get_new_blocks(2)
+    for number, block in enumerate(blocks):
+        block.set_block_hash(bytes([number]))
+    found.unpin(blocks)
+    assert found.pool.free_block_queue.get_all_free_blocks()[2:] == blocks[::-1]
+
+
+def test_a_tail_that_was_pinned_tells_when_it_is_reused() -> None:
+    found = residency()
+    tail = kept(found, (1, 2))
+    found.pin([tail.block])
+    found.unpin([tail.block])
+    assert tail.alive
+    found.pool.get_new_blocks(4)
+    assert not tail.alive
+
+
+def test_memory_of_what_was_here_once_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spanflow.engine.vllm import residency as module
+
+    monkeypatch.setattr(module, "_REMEMBERED", 2)
+    found = residency()
+    for source in ("a", "b", "a", "c"):
+        found.remember(source)
+    assert list(found.seen) == ["a", "c"]
+
+
+def test_memory_of_what_was_taken_over_is_bounded() -> None:
+    from spanflow.engine.vllm.copies import Copies, Relocated
+
+    found = residency()
+    copies = Copies(found.pool, found.by_block)
+    for number in range(7):
+        copies.relocate(number, Relocated(0, 1, (), (), 0, 0, 0))
+    assert list(copies.relocated) == [2, 3, 4, 5, 6]

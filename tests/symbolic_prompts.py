@@ -1,0 +1,47 @@
+"""Prompts of known shape for the symbolic engine: documents behind a header, and plain ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from spanflow.lowering.prompt import Span, SpanPrompt
+
+HEADER = (7, 8, 9)
+ANSWER = (7, 11)
+BLOCK = 16
+
+
+def start(model_dir: Path, num_blocks: int, **options: Any) -> Any:
+    """An engine whose pool has one block less than `num_blocks` to give."""
+    from symbolic_engine import SymbolicEngine
+
+    return SymbolicEngine(model_dir, num_blocks, BLOCK, headers=[HEADER], **options)
+
+
+def document(number: int, length: int = 40) -> tuple[int, ...]:
+    """A document that shares no token with those of other numbers."""
+    return tuple(range(100 + 60 * number, 100 + 60 * number + length))
+
+
+def prompt(*documents: tuple[int, ...], repair: int = 0, question: int = 10) -> SpanPrompt:
+    """A head of 8 tokens, documents as spans, a question of some tokens and the 2 that an answer begins with."""
+    ids: list[int] = [1, 2, 3, 4, 5, *HEADER]
+    spans = []
+    for tokens in documents:
+        spans.append(Span(len(ids), len(ids) + len(tokens), SpanPrompt(HEADER), repair))
+        ids += tokens
+    return SpanPrompt((*ids, *range(40, 40 + question), *ANSWER), tuple(spans))
+
+
+def plain(number: int, length: int) -> SpanPrompt:
+    """A prompt of one turn that shares no prefix with those of other numbers."""
+    return SpanPrompt((900, number, *range(length - 4), *ANSWER))
+
+
+def judge(inner: SpanPrompt, tokens: list[int], repair: int = 0) -> SpanPrompt:
+    """A prompt that takes the output of an inner prompt over, with the header of its turn."""
+    start, width = 3, len(ANSWER)
+    ids = (2, 1, 2, *ANSWER, *tokens)
+    anchor = SpanPrompt(inner.token_ids[:-width], inner.spans)
+    return SpanPrompt((*ids, 12, 60, *ANSWER), (Span(start, len(ids), anchor, repair, width),))
