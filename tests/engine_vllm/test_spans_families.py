@@ -70,9 +70,9 @@ def test_ranges_do_not_wait_behind_a_starved_request(model_dir: Path) -> None:
     engine.step()
     starved = engine.send(prompt(*[document(0)] * 3), priority=1)
     engine.step()
-    reserve, one = engine.scheduler.spans.reserve, prompt(document(0), repair=3)
-    assert reserve.owner == starved
-    reserve.starved = 1000
+    one = prompt(document(0), repair=3)
+    assert engine.scheduler.spans.reserve.owner == starved
+    engine.scheduler.spans.known[starved].num_starved = 1000
     engine.send(type(one)((0, *one.token_ids[1:]), one.spans))
     engine.scheduler.spans.resolve()
     assert engine.scheduler.connector.closed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -230,22 +231,29 @@ def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) ->
     engine.check()
 
 
-def test_prompts_whose_sources_are_there_do_not_starve_one_that_lacks_some(model_dir: Path) -> None:
-    """Each of them fits into what the first one's source waits for; after some steps they wait as well."""
+@pytest.mark.parametrize("seed", [0, 1])
+def test_prompts_whose_sources_are_there_do_not_starve_one_that_lacks_some(model_dir: Path, seed: int) -> None:
+    """Each of them fits into what the first one's source waits for, and one that is preempted stands before it again
+    and again; after some steps they wait as well."""
+    draw = random.Random(seed)
     engine = start(model_dir, 31, max_model_len=256, max_num_seqs=32)
     engine.send(prompt(document(0)))
     engine.finish()
-    for number in range(24):
-        engine.send(prompt(document(0), question=20 + number), 10 + number)
-    engine.step()
-    name = engine.send(prompt(document(3, 150)))
-    for number in range(500):
+
+    def step() -> None:
         if len(engine.scheduler.waiting) < 4:
-            engine.send(prompt(document(0), question=20 + number % 37), 10 + number % 7)
+            engine.send(prompt(document(0), question=draw.randint(12, 60)), draw.randint(10, 60))
         engine.step()
+
+    for _ in range(25):
+        step()
+    name = engine.send(prompt(document(3, 150)))
+    for _ in range(400):
+        step()
         if engine.sent[name].finished:
             break
     assert engine.sent[name].finished
+    assert engine.scheduler.spans.counters["preemptions"] > 10
     engine.finish()
     engine.check()
 
@@ -266,14 +274,15 @@ def waits_for_memory(model_dir: Path) -> tuple[Any, str]:
 
 def test_patience_is_for_one_request(model_dir: Path) -> None:
     """Another one that comes first has not waited yet, and nobody waits behind it."""
-    engine, _ = waits_for_memory(model_dir)
-    reserve = engine.scheduler.spans.reserve
-    reserve.starved = 1000
+    engine, name = waits_for_memory(model_dir)
+    reserve, known = engine.scheduler.spans.reserve, engine.scheduler.spans.known
+    known[name].num_starved = 1000
     engine.scheduler.spans.resolve()
     assert engine.scheduler.connector.closed
     other = engine.send(prompt(*[document(0, 30)] * 6, question=11))
     engine.scheduler.spans.resolve()
-    assert (reserve.owner, reserve.starved) == (other, 1)
+    assert (reserve.owner, known[other].num_starved) == (other, 1)
+    assert known[name].num_starved == 1001
     assert not engine.scheduler.connector.closed
     engine.finish()
     engine.check()

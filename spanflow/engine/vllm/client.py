@@ -9,6 +9,7 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
@@ -82,7 +83,8 @@ class VllmEngine:
         prepare_environment()
         say("loading vLLM")
         try:
-            backend, contract = await asyncio.to_thread(_import)
+            await asyncio.to_thread(import_module, "spanflow.engine.vllm.backend")  # vLLM takes seconds
+            from spanflow.engine.vllm import backend, contract
         except ImportError as error:
             raise EngineUnavailable(f"vLLM can't be imported ({error}); {install_advice()}") from error
         if spans:
@@ -248,21 +250,12 @@ class VllmEngine:
                 "or open the session without require_spans to run with full attention."
             )
         _log.warning("spans run with full attention on %s: %s", self.info.model, reason)
-        from dataclasses import replace
-
         self.info = replace(self.info, spans_unsupported=reason)
 
     def _remember(self, request: EngineRequest) -> None:
         self._leased[request.request_id] = (request.prompt, request.salt, request.adapter)
         if len(self._leased) > _REMEMBERED_LEASES:
             self._leased.popitem(last=False)
-
-
-def _import() -> tuple[Any, Any]:
-    """The parts that import vLLM, which takes seconds."""
-    from spanflow.engine.vllm import backend, contract
-
-    return backend, contract
 
 
 def _headers(tokenizer: Any) -> list[list[int]]:

@@ -109,7 +109,7 @@ NAMES: dict[type, str] = {
     LLMEngine: "abort_request add_request get_tokenizer has_unfinished_requests reset_prefix_cache step",
     LoRARequest: "lora_name",
     Logprob: "logprob",
-    ModelConfig: "get_head_size hf_config hf_text_config is_encoder_decoder max_model_len use_mla uses_mrope",
+    ModelConfig: "dtype get_head_size hf_config hf_text_config is_encoder_decoder max_model_len use_mla uses_mrope",
     ParallelConfig: "decode_context_parallel_size enable_dbo prefill_context_parallel_size",
     PauseState: "UNPAUSED",
     Platform: "is_cpu",
@@ -117,8 +117,8 @@ NAMES: dict[type, str] = {
     Request: "num_tokens update_block_hashes",
     RequestOutputKind: "DELTA",
     RequestQueue: "add_request prepend_request remove_request",
-    RequestStatus: "FINISHED_ABORTED",
-    SamplingParams: "extra_args max_tokens prompt_logprobs",
+    RequestStatus: "FINISHED_ABORTED RUNNING",
+    SamplingParams: "extra_args max_tokens prompt_logprobs structured_outputs",
     SchedulerConfig: "async_scheduling long_prefill_token_threshold",
     SchedulerInterface: "has_requests",
     SchedulerOutput: "has_sync_kv_loads num_scheduled_tokens total_num_scheduled_tokens",
@@ -148,7 +148,7 @@ INSTANCE_NAMES: dict[type, str] = {
     Request: (
         "all_token_ids arrival_time block_hashes cache_salt client_index lora_request mm_features "
         "num_computed_tokens num_preemptions num_prompt_tokens prefill_stats priority prompt_embeds "
-        "prompt_token_ids request_id resumable sampling_params skip_reading_prefix_cache _block_hasher"
+        "prompt_token_ids request_id resumable sampling_params skip_reading_prefix_cache status _block_hasher"
     ),
     RequestOutput: "finished kv_transfer_params num_cached_tokens outputs request_id",
     SingleTypeKVCacheManager: "req_to_blocks",
@@ -157,9 +157,10 @@ INSTANCE_NAMES: dict[type, str] = {
 #: Parameters that are given by name.
 PARAMETERS: dict[Callable[..., Any], str] = {
     AsyncEngineArgs: (
-        "block_size disable_log_stats distributed_executor_backend dtype enable_lora enable_prefix_caching "
-        "enforce_eager kv_cache_memory_bytes kv_transfer_config max_lora_rank max_loras max_model_len model "
-        "scheduler_cls"
+        "block_size disable_log_stats distributed_executor_backend download_dir dtype enable_lora "
+        "enable_prefix_caching enforce_eager kv_cache_memory_bytes kv_transfer_config max_lora_rank max_loras "
+        "max_model_len model revision scheduler_cls tokenizer tokenizer_mode tokenizer_revision trust_remote_code "
+        "use_tqdm_on_load"
     ),
     AsyncLLM.generate: "lora_request priority",
     AsyncLLM.reset_prefix_cache: "reset_running_requests",
@@ -181,6 +182,7 @@ PARAMETERS: dict[Callable[..., Any], str] = {
     ),
     StructuredOutputsParams: "json",
     TokensPrompt: "cache_salt prompt_token_ids",
+    get_tokenizer: "revision",
 }
 
 #: What is set on instances; nothing is ever set on a class or module of vLLM.

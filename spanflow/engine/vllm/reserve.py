@@ -17,30 +17,30 @@ PATIENCE = 100
 
 
 class Reserve:
-    """The sources of the first span request, pinned from one step to the next; `starved` counts the steps in which
-    it found no memory, for a source or for itself."""
+    """The sources of the first span request, pinned from one step to the next, and whether it has waited for too long.
+
+    Each request counts the steps in which it stood first and went without memory, or with a source that did not run.
+    One that was preempted may stand before it for some steps in between; that takes nothing off the count.
+    """
 
     def __init__(self, spans: Resolver) -> None:
         self.spans = spans
         self.blocks: list[KVCacheBlock] = []
         self.owner = ""
-        self.starved = 0
 
     @property
     def is_closed(self) -> bool:
-        """Whether the first span request has waited for so long that nobody may take memory before it."""
-        return self.starved > PATIENCE
+        """Whether the first span request has waited for so long that whoever comes after it waits behind it."""
+        return self.spans.connector.closed
 
     def hold_back(self, state: SpanRequest, found: Sequence[Found | None], is_stuck: bool) -> None:
         """Pin what the first span request has already, until the next step looks again, or it is gone."""
         assert not self.blocks, "only the first span request in the queue holds anything back"
-        name = state.request.request_id
-        if name != self.owner:
-            self.owner, self.starved = name, 0
-        self.starved += is_stuck
+        self.owner = state.request.request_id
+        state.num_starved += is_stuck
         self.blocks = [block for item in found if item for block in item.blocks]
         self.spans.residency.pin(self.blocks)
-        self.spans.connector.closed = self.is_closed
+        self.spans.connector.closed = state.num_starved > PATIENCE
 
     def release(self) -> None:
         """Hold nothing back any more."""

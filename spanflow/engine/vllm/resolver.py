@@ -346,6 +346,7 @@ class Resolver:
         self.held.pop(name)
         self.connector.held.discard(name)
         self.reserve.gone(name)
+        state.num_starved = 0
         self._leave(name)
         self.family.start(state, todo.ranges)
 

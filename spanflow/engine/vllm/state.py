@@ -45,6 +45,7 @@ class SpanRequest:
     sources: tuple[SourceState, ...] = ()
     taken: list[tuple[Segment, int]] = field(default_factory=list)
     internal_tokens: int = 0
+    num_starved: int = 0
     num_families: int = 0
     answers: dict[str, object] = field(default_factory=dict)
     makes: Hashable = None
