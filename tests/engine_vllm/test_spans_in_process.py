@@ -13,6 +13,7 @@ from span_cases import CASES, PHASES, cancelled, interrupted, preempt_all, resul
 from vllm_rig import Judge, Rig, generate_candidates
 
 from spanflow.engine.protocol import EngineRequest, Lease
+from spanflow.errors import QueryError
 from spanflow.lowering.prompt import SpanPrompt
 
 pytestmark = pytest.mark.vllm
@@ -242,6 +243,7 @@ def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, jud
 _SCHEMA = {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}
 
 
+@pytest.mark.filterwarnings("ignore:max_rollback_tokens is deprecated:DeprecationWarning")  # vLLM's to mend
 @pytest.mark.parametrize("repair", [0, 6])
 def test_a_grammar_that_fails_to_compile_leaves_nothing_behind(rig: Rig, judge: Judge, repair: int) -> None:
     """It fails at once, or once the prompt is assembled: that request ends with an error, and the next is served."""
@@ -275,6 +277,9 @@ def test_a_grammar_that_fails_to_compile_leaves_nothing_behind(rig: Rig, judge: 
         assert answer.token_ids == ()
         rig.assert_idle()
         assert rig.audit()["leases"] == 0
+    with pytest.raises(QueryError, match=r"vLLM refused .*no such type"):
+        rig.one(prompt, schema=json.dumps({"type": "no such type"}))
+    assert rig.engine._backend.queues == {}
     again = rig.one(prompt, max_tokens=40, schema=schema)
     assert again.statuses == ["hit", "hit"]
     assert again.token_ids == warm.token_ids

@@ -30,6 +30,7 @@ from spanflow.engine.vllm.contract import (
     SamplingParams,
     StructuredOutputsParams,
     TokensPrompt,
+    VLLMClientError,
     check_client,
     current_platform,
     get_tokenizer,
@@ -60,6 +61,9 @@ def span_arguments(headers: list[list[int]], audit_steps: bool) -> dict[str, Any
         ),
     }
 
+
+#: How vLLM says that it does not want what it was given.
+_REFUSALS = (ValueError, VLLMClientError)
 
 #: Engine arguments that carry spans, or that `VllmEngine.start` has other names for.
 _OURS = {
@@ -112,7 +116,7 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
         # Made where no loop runs, it attaches itself to the one that it is first used on.
         client = await make_aside(lambda: _in_its_process(arguments), lambda client: client.shutdown())
         return AsyncBackend(client, has_spans)
-    except (OSError, ValueError) as error:
+    except (OSError, *_REFUSALS) as error:
         raise ModelError(f"vLLM can't load {arguments['model']}: {error}") from error
     except RuntimeError as error:
         raise EngineUnavailable(
@@ -207,7 +211,7 @@ class AsyncBackend:
             raise EngineDied(
                 f"vLLM's engine stopped while {request.request_id} was in flight; open a new session"
             ) from error
-        except ValueError as error:
+        except _REFUSALS as error:
             raise QueryError(f"vLLM refused {request.request_id}: {error}") from error
         finally:
             await pieces.aclose()
@@ -264,7 +268,7 @@ class StepBackend:
 
         try:
             await asyncio.to_thread(add)
-        except ValueError as error:
+        except _REFUSALS as error:
             self.queues.pop(name, None)
             raise QueryError(f"vLLM refused {name}: {error}") from error
         finished = False

@@ -31,6 +31,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
+from vllm.exceptions import VLLMClientError
 from vllm.inputs import TokensPrompt
 from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
@@ -315,6 +316,7 @@ __all__ = [
     "StructuredOutputsParams",
     "SupportsHMA",
     "TokensPrompt",
+    "VLLMClientError",
     "VllmConfig",
     "check",
     "check_client",
