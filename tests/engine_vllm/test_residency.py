@@ -128,3 +128,22 @@ def test_memory_of_what_was_taken_over_is_bounded() -> None:
     for number in range(7):
         copies.relocate(number, Relocated(0, 1, (), (), 0, 0, 0))
     assert list(copies.relocated) == [2, 3, 4, 5, 6]
+
+
+def test_nobody_finds_what_was_disowned() -> None:
+    """Full blocks by their hashes, an unfilled one by its tokens; once free, they are handed out next."""
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    found = residency()
+    (full,) = found.pool.get_new_blocks(1)
+    found.pool._insert_block_hash(make_block_hash_with_group_id(b"full", 0), full, 16)
+    tail = kept(found, (1, 2), Lease())
+    found.pin([tail.block])
+    assert found.cached([b"full"]) == [full]
+    found.disown([full, tail.block])
+    assert found.cached([b"full"]) is None
+    assert found.tail(b"prefix", (1, 2)) is None
+    assert not found.by_block
+    assert not found.leases
+    found.unpin([full, tail.block])
+    assert {block.block_id for block in found.pool.get_new_blocks(2)} == {full.block_id, tail.block.block_id}
