@@ -207,7 +207,7 @@ def test_what_has_no_hash_is_not_remembered_as_a_source(model_dir: Path) -> None
     engine.abort(name)
     engine.step()
     spoil(engine)
-    engine.send(prompt(*[document(n) for n in range(3)]))
+    engine.send(prompt(*[document(n) for n in range(3)], repair=9))
     engine.finish()
     engine.check()
 
@@ -220,7 +220,7 @@ def test_what_lost_its_blocks_is_not_remembered_as_a_source(model_dir: Path) -> 
     assert name in engine.scheduler.spans.held
     engine.abort(name)
     engine.finish()
-    engine.send(prompt(*[document(n) for n in range(3)]))
+    engine.send(prompt(*[document(n) for n in range(3)], repair=9))
     engine.finish()
     engine.check()
 
