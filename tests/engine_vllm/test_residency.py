@@ -128,3 +128,80 @@ def test_memory_of_what_was_taken_over_is_bounded() -> None:
     for number in range(7):
         copies.relocate(number, Relocated(0, 1, (), (), 0, 0, 0))
     assert list(copies.relocated) == [2, 3, 4, 5, 6]
+
+
+def test_nobody_finds_what_was_disowned() -> None:
+    """Full blocks by their hashes, an unfilled one by its tokens; once free, they are handed out next."""
+    from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+
+    found = residency()
+    (full,) = found.pool.get_new_blocks(1)
+    found.pool._insert_block_hash(make_block_hash_with_group_id(b"full", 0), full, 16)
+    tail = kept(found, (1, 2), Lease())
+    found.pin([tail.block])
+    assert found.cached([b"full"]) == [full]
+    found.disown([full, tail.block])
+    assert found.cached([b"full"]) is None
+    assert found.tail(b"prefix", (1, 2)) is None
+    assert not found.by_block
+    assert not found.leases
+    found.unpin([full, tail.block])
+    assert {block.block_id for block in found.pool.get_new_blocks(2)} == {full.block_id, tail.block.block_id}
+
+
+def test_memory_of_inner_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from spanflow.engine.vllm import residency as module
+
+    monkeypatch.setattr(module, "_REMEMBERED", 2)
+    found = residency()
+    for number in range(4):
+        found.remember_inner("salt", None, bytes([number]))
+    assert list(found.inner_prompts) == [("salt", None, b"\x02"), ("salt", None, b"\x03")]
+
+
+def test_nothing_is_kept_of_tails_that_are_gone() -> None:
+    found = residency()
+    tails = [kept(found, (number,), Lease()) for number in range(3)]
+    for tail in tails:
+        found.end(tail)
+        found.end(tail)
+    assert (found.tails, found.by_block, found.leases) == ({}, {}, {})
+    assert found.pool.get_num_free_blocks() == 4
+
+
+def test_all_tails_are_forgotten_before_a_reset() -> None:
+    """vLLM resets a pool nobody holds a block of, and the blocks are anybody's then."""
+    found = residency()
+    kept(found, (1,)), kept(found, (2,), Lease())
+    found.clear()
+    assert (found.tails, found.by_block, found.leases) == ({}, {}, {})
+    assert found.pool.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("what", ["salt", "adapter", "spans", "prefix"])
+def test_tails_of_others_are_other_tails(what: str) -> None:
+    """A tail has no hash in the pool, so its key says what a block's hash says: whose it is, and what stands before."""
+    from vllm.v1.core.kv_cache_utils import init_none_hash
+
+    from spanflow.engine.vllm.contract import LoRARequest, get_hash_fn_by_name
+    from spanflow.engine.vllm.hashing import source_keys
+    from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+
+    hash_fn = get_hash_fn_by_name("sha256")
+    init_none_hash(hash_fn)
+
+    def key(other: str, length: int) -> bytes:
+        tenant: Any = SimpleNamespace(
+            cache_salt="b" if other == "salt" else "a",
+            lora_request=LoRARequest("blue" if other == "adapter" else "red", 1, "/red"),
+            mm_features=[],
+            prompt_embeds=None,
+        )
+        tokens = (9 if other == "prefix" else 1, *range(length))
+        spans = (Span(length - 2, length, NO_ANCHOR),) if other == "spans" else ()
+        return source_keys(tenant, SpanPrompt(tokens, spans), 16, hash_fn).tail_key
+
+    # A short one has no block before it, whose hash would tell tenants apart.
+    length = 20 if what == "prefix" else 10
+    assert key("", length) == key("", length)
+    assert key(what, length) != key("", length)

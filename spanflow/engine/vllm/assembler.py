@@ -160,7 +160,7 @@ class Assembler:
             return pins
         for segment, item in zip(todo.segments, found, strict=True):
             assert item is not None
-            if segment.span >= 0 and any(block.block_id in taken for block in item.blocks):
+            if any(block.block_id in taken for block in item.blocks):
                 state.source(segment).is_taken = True
                 state.taken.append((segment, item.rotations + 1))
         self.spans.residency.disown(taken.values())
