@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def test_nothing_is_held_back_from_a_plain_request_that_came_first(model_dir: Pa
     engine = start(model_dir, 14, max_model_len=208)
     engine.send(prompt(document(0)))
     engine.finish()
-    engine.send(plain(1, 9 * 16 - 10), 8)
+    engine.send(plain(1, 8 * 16 - 10), 8)
     engine.step()
     engine.send(plain(2, 12 * 16 - 10), 8)
     engine.send(prompt(document(0), document(1)))
@@ -95,7 +96,7 @@ def test_a_source_under_way_is_pulled_before_the_first_that_waits_for_it(model_d
     while not engine.sent[name].tokens:
         engine.step()
     evict(engine, name, 2)
-    engine.send(plain(1, 15 * 16), 8, **later)
+    engine.send(plain(1, 17 * 16 - 10), 8, **later)
     engine.send(prompt(document(1), document(2)), **later)
     engine.step()
     # Preempted, it comes first again, and what it was assembled of is gone in part.
@@ -218,7 +219,7 @@ def test_nobody_overtakes_the_first_that_waits_for_memory(model_dir: Path) -> No
 
 def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) -> None:
     """Two parents that hold a part of theirs are not preempted, and would block each other for ever."""
-    engine = start(model_dir, 20, max_model_len=256)
+    engine = start(model_dir, 20, max_model_len=256, max_num_batched_tokens=64)
     for number in range(2):
         engine.send(prompt(document(number)))
         engine.finish()
@@ -233,19 +234,23 @@ def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) ->
 def test_prompts_whose_sources_are_there_do_not_starve_one_that_lacks_some(model_dir: Path) -> None:
     """Each of them fits into what the first one's source waits for; after some steps they wait as well."""
     engine = start(model_dir, 31, max_model_len=256, max_num_seqs=32)
-    engine.send(prompt(document(0)))
+    documents = [document(number, 13) for number in range(3)]
+    engine.send(prompt(*documents))
     engine.finish()
-    for number in range(24):
-        engine.send(prompt(document(0), question=20 + number), 10 + number)
-    engine.step()
+    # 50 tokens, and an answer that fits into their last block: one ends each step, and another one takes its place.
+    others = cycle(prompt(*pair, question=14) for pair in permutations(documents, 2))
+    for _ in range(14):
+        engine.send(next(others), 14)
+        engine.step()
     name = engine.send(prompt(document(3, 150)))
-    for number in range(500):
-        if len(engine.scheduler.waiting) < 4:
-            engine.send(prompt(document(0), question=20 + number % 37), 10 + number % 7)
+    for _ in range(500):
+        while len(engine.scheduler.waiting) < 8:
+            engine.send(next(others), 14)
         engine.step()
         if engine.sent[name].finished:
             break
     assert engine.sent[name].finished
+    assert engine.scheduler.spans.counters["preemptions"] == 0
     engine.finish()
     engine.check()
 
