@@ -120,6 +120,23 @@ def test_a_family_falls_as_one(model_dir: Path, event: str) -> None:
     engine.check()
 
 
+def test_a_range_that_is_preempted_behind_its_parent_is_dropped(model_dir: Path) -> None:
+    """It holds no KV that anybody reads any more; as a request of its own it would compute all of its prompt."""
+    engine = start(model_dir, 60, lag=1)
+    name = engine.send(prompt(document(0), document(1), repair=9))
+    while not members(engine):
+        engine.step()
+    before = members(engine)
+    assert not engine.scheduler.spans.families
+    assert before < {request.request_id for request in engine.scheduler.running}
+    engine.preempt(len(before) + 1)
+    engine.step()
+    assert before.isdisjoint(engine.scheduler.requests)
+    assert name in engine.scheduler.requests
+    engine.finish()
+    engine.check()
+
+
 def test_the_check_finds_a_range_that_ran_too_early(model_dir: Path) -> None:
     engine, name = under_way(model_dir)
     family = engine.scheduler.spans.families[name]
