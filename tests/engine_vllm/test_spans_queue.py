@@ -269,6 +269,25 @@ def waits_for_memory(model_dir: Path) -> tuple[Any, str]:
     return engine, name
 
 
+def test_a_source_that_another_one_waits_for_is_taken_over_last(model_dir: Path) -> None:
+    engine = start(model_dir, 14, max_model_len=208)
+    name = engine.send(prompt(document(0), document(1)))
+    engine.send(prompt(document(0), question=20))
+    engine.finish()
+    engine.check()
+    assert ["in place" in why for why in engine.whys(name)] == [False, True]
+    assert engine.scheduler.spans.counters["sources"] == 3
+
+
+def test_as_few_sources_are_taken_over_as_can_be(model_dir: Path) -> None:
+    """Two blocks are missing, and the first document has one."""
+    engine = start(model_dir, 15, max_model_len=208)
+    name = engine.send(prompt(document(0, 13), document(1), document(2)))
+    engine.finish()
+    engine.check()
+    assert ["in place" in why for why in engine.whys(name)] == [False, True, False]
+
+
 def test_patience_is_for_one_request(model_dir: Path) -> None:
     """Another one that comes first has not waited yet, and nobody waits behind it."""
     engine, _ = waits_for_memory(model_dir)
