@@ -120,6 +120,45 @@ def test_a_family_falls_as_one(model_dir: Path, event: str) -> None:
     engine.check()
 
 
+def test_a_range_that_is_preempted_behind_its_parent_is_dropped(model_dir: Path) -> None:
+    """It holds no KV that anybody reads any more; as a request of its own it would compute all of its prompt."""
+    engine = start(model_dir, 60, lag=1)
+    name = engine.send(prompt(document(0), document(1), repair=9))
+    while not members(engine):
+        engine.step()
+    before = members(engine)
+    assert not engine.scheduler.spans.families
+    assert before < {request.request_id for request in engine.scheduler.running}
+    engine.preempt(len(before) + 1)
+    engine.step()
+    assert before.isdisjoint(engine.scheduler.requests)
+    assert name in engine.scheduler.requests
+    engine.finish()
+    engine.check()
+
+
+def test_ranges_end_with_a_parent_that_ends_by_itself(model_dir: Path) -> None:
+    """Preempted while its last token is under way, it is put together again, and then the token arrives."""
+    engine = start(model_dir, 60, lag=1, max_num_seqs=4, max_num_batched_tokens=5)
+    name = engine.send(prompt(document(0), document(1), repair=9))
+    scheduler = engine.scheduler
+    request = scheduler.requests[name]
+    while request.num_computed_tokens < request.num_tokens:
+        engine.step()
+    assert scheduler.running == [request]
+    held = scheduler.kv_cache_manager.get_blocks(name).blocks[0]
+    scheduler.kv_cache_manager.block_pool.evict_blocks({block.block_id for block in held if block.block_hash})
+    scheduler.running.remove(request)
+    scheduler._preempt_request(request, 0.0)
+    engine.step()
+    assert engine.sent[name].finished
+    assert members(engine)
+    engine.step()
+    assert not scheduler.requests
+    engine.finish()
+    engine.check()
+
+
 def test_the_check_finds_a_range_that_ran_too_early(model_dir: Path) -> None:
     engine, name = under_way(model_dir)
     family = engine.scheduler.spans.families[name]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import cycle, permutations
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_nothing_is_held_back_from_a_plain_request_that_came_first(model_dir: Pa
     engine = start(model_dir, 14, max_model_len=208)
     engine.send(prompt(document(0)))
     engine.finish()
-    engine.send(plain(1, 9 * 16 - 10), 8)
+    engine.send(plain(1, 8 * 16 - 10), 8)
     engine.step()
     engine.send(plain(2, 12 * 16 - 10), 8)
     engine.send(prompt(document(0), document(1)))
@@ -96,7 +97,7 @@ def test_a_source_under_way_is_pulled_before_the_first_that_waits_for_it(model_d
     while not engine.sent[name].tokens:
         engine.step()
     evict(engine, name, 2)
-    engine.send(plain(1, 15 * 16), 8, **later)
+    engine.send(plain(1, 17 * 16 - 10), 8, **later)
     engine.send(prompt(document(1), document(2)), **later)
     engine.step()
     # Preempted, it comes first again, and what it was assembled of is gone in part.
@@ -219,7 +220,7 @@ def test_nobody_overtakes_the_first_that_waits_for_memory(model_dir: Path) -> No
 
 def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) -> None:
     """Two parents that hold a part of theirs are not preempted, and would block each other for ever."""
-    engine = start(model_dir, 20, max_model_len=256)
+    engine = start(model_dir, 20, max_model_len=256, max_num_batched_tokens=64)
     for number in range(2):
         engine.send(prompt(document(number)))
         engine.finish()
@@ -231,10 +232,33 @@ def test_the_whole_prompt_has_its_blocks_when_it_is_resolved(model_dir: Path) ->
     engine.check()
 
 
+def test_prompts_whose_sources_are_there_do_not_starve_one_that_lacks_some(model_dir: Path) -> None:
+    """Each of them fits into what the first one's source waits for; after some steps they wait as well."""
+    engine = start(model_dir, 31, max_model_len=256, max_num_seqs=32)
+    documents = [document(number, 13) for number in range(3)]
+    engine.send(prompt(*documents))
+    engine.finish()
+    # 50 tokens, and an answer that fits into their last block: one ends each step, and another one takes its place.
+    others = cycle(prompt(*pair, question=14) for pair in permutations(documents, 2))
+    for _ in range(14):
+        engine.send(next(others), 14)
+        engine.step()
+    name = engine.send(prompt(document(3, 150)))
+    for _ in range(500):
+        while len(engine.scheduler.waiting) < 8:
+            engine.send(next(others), 14)
+        engine.step()
+        if engine.sent[name].finished:
+            break
+    assert engine.sent[name].finished
+    assert engine.scheduler.spans.counters["preemptions"] == 0
+    engine.finish()
+    engine.check()
+
+
 @pytest.mark.parametrize("seed", [0, 1])
-def test_prompts_whose_sources_are_there_do_not_starve_one_that_lacks_some(model_dir: Path, seed: int) -> None:
-    """Each of them fits into what the first one's source waits for, and one that is preempted stands before it again
-    and again; after some steps they wait as well."""
+def test_preempted_prompts_do_not_starve_one_that_lacks_a_source(model_dir: Path, seed: int) -> None:
+    """One that is preempted stands before it again and again."""
     draw = random.Random(seed)
     engine = start(model_dir, 31, max_model_len=256, max_num_seqs=32)
     engine.send(prompt(document(0)))
@@ -270,6 +294,25 @@ def waits_for_memory(model_dir: Path) -> tuple[Any, str]:
     engine.step()
     assert engine.scheduler.spans.reserve.blocks
     return engine, name
+
+
+def test_a_source_that_another_one_waits_for_is_taken_over_last(model_dir: Path) -> None:
+    engine = start(model_dir, 14, max_model_len=208)
+    name = engine.send(prompt(document(0), document(1)))
+    engine.send(prompt(document(0), question=20))
+    engine.finish()
+    engine.check()
+    assert ["in place" in why for why in engine.whys(name)] == [False, True]
+    assert engine.scheduler.spans.counters["sources"] == 3
+
+
+def test_as_few_sources_are_taken_over_as_can_be(model_dir: Path) -> None:
+    """Two blocks are missing, and the first document has one."""
+    engine = start(model_dir, 15, max_model_len=208)
+    name = engine.send(prompt(document(0, 13), document(1), document(2)))
+    engine.finish()
+    engine.check()
+    assert ["in place" in why for why in engine.whys(name)] == [False, True, False]
 
 
 def test_patience_is_for_one_request(model_dir: Path) -> None:

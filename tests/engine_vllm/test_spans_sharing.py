@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import BLOCK, document, judge, plain, prompt, start
+from symbolic_prompts import ANSWER, BLOCK, document, judge, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import Span, SpanPrompt
@@ -118,6 +118,22 @@ def test_assemblies_that_differ_in_anything_share_nothing_behind_it(model_dir: P
     ]
     for spans in [(span,) for span in variants] * 2:
         engine.send(SpanPrompt(ids, spans))
+        engine.finish()
+        engine.check()
+
+
+def test_a_text_and_an_answer_of_the_same_tokens_share_nothing_behind_their_last_one(model_dir: Path) -> None:
+    """Behind the same anchor, too: the last token of an answer is computed in context, that of a text is moved."""
+    inner = plain(3, 20)
+    anchor = SpanPrompt(inner.token_ids[:-2])
+    engine = start(model_dir, 60)
+    first = engine.send(inner, 9, lease=Lease(consumers=9))
+    engine.finish()
+    head = (2, 1, *anchor.token_ids)
+    span = (*ANSWER, *engine.sent[first].tokens)
+    ids = (*head, *span, *range(40, 80), *ANSWER)
+    for num_taken in (len(ANSWER), None):
+        engine.send(SpanPrompt(ids, (Span(len(head), len(head) + len(span), anchor, 0, num_taken),)))
         engine.finish()
         engine.check()
 
