@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
+from spanflow.engine.vllm.environment import prepare_environment, quiet_start
 from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
@@ -24,20 +24,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("spanflow")
 _GIB = 1 << 30
 _REMEMBERED_LEASES = 1 << 14
-
-
-def prepare_environment() -> None:
-    """Settings that vLLM reads when it is imported; what the user set stays. Called at the edge, once."""
-    for name, value in {
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the caller
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, in the engine's own process
-        "TORCH_LOGS": "-torch._library.triton",  # that there is no Triton on a CPU
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # which NUMA node memory comes from
-    }.items():
-        os.environ.setdefault(name, value)
 
 
 class VllmEngine:
@@ -260,7 +246,8 @@ class VllmEngine:
 
 def _import() -> tuple[Any, Any]:
     """The parts that import vLLM, which takes seconds."""
-    from spanflow.engine.vllm import backend, contract
+    with quiet_start():
+        from spanflow.engine.vllm import backend, contract
 
     return backend, contract
 
