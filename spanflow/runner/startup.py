@@ -15,7 +15,6 @@ from spanflow.engine.tokenizer import load_tokenizer
 from spanflow.errors import EngineUnavailable, SpansUnsupported
 from spanflow.lowering.template import ChatTemplate
 from spanflow.runner.background import Background, Job
-from spanflow.runner.children import without_main_module
 from spanflow.runner.host import Host
 
 T = TypeVar("T")
@@ -39,8 +38,7 @@ class EngineChoice:
             # Taken apart here, so that a model that does not exist is named as the caller named it.
             model = str(await asyncio.to_thread(resolve_model, model, progress=self.say))
             options["require_spans"] = self.require_spans
-        with without_main_module():
-            engine = await registry.start_engine(self.engine, model, progress=self.say, **options)
+        engine = await registry.start_engine(self.engine, model, progress=self.say, **options)
         try:
             if self.require_spans and engine.info.spans_unsupported:
                 raise SpansUnsupported(

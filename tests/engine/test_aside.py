@@ -1,4 +1,4 @@
-"""Making something in a thread: the loop goes on, and what is given up is ended, also without the loop."""
+"""Making something in a thread: the loop goes on, and what is given up is ended there too, also without the loop."""
 
 from __future__ import annotations
 
@@ -100,6 +100,49 @@ def test_it_is_ended_without_the_loop(is_done: bool, caplog: pytest.LogCaptureFi
     making.go.set()
     assert making.ended.wait(10)
     for thread in threading.enumerate():
-        if thread.name.startswith("spanflow-make"):
+        if thread.name.startswith(("spanflow-make", "spanflow-end")):
             thread.join(10)
     assert not caplog.records
+
+
+async def test_it_is_ended_beside_the_loop_also_where_it_is_made_already() -> None:
+    """The cancel comes between the end of the making and the turn of the loop that would have handed it on."""
+    begun, go, may_end, ended = (threading.Event() for _ in range(4))
+    made_by: list[threading.Thread] = []
+
+    def make() -> str:
+        made_by.append(threading.current_thread())
+        begun.set()
+        assert go.wait(10)
+        return "made"
+
+    def end(made: str) -> None:
+        assert may_end.wait(2), "the loop, which would let it end, stands still"
+        ended.set()
+
+    task = asyncio.create_task(make_aside(make, end))
+    assert await asyncio.to_thread(begun.wait, 10)
+    go.set()
+    made_by[0].join(10)  # without a turn of the loop
+    task.cancel()
+    asyncio.get_running_loop().call_later(0.02, may_end.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended.is_set()
+
+
+async def test_what_cannot_be_ended_is_logged_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
+    making = Making()
+
+    def end(made: str) -> None:
+        raise KeyError("no such process")
+
+    making.end = end  # type: ignore[method-assign]
+    task = await started(making)
+    task.cancel()
+    making.go.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [(record.name, record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("spanflow", "ERROR", "what was given up could not be ended, and may still run: KeyError('no such process')")
+    ]

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +19,8 @@ import pytest
 
 from spanflow import EngineUnavailable, ModelError, Session
 from spanflow.engine.protocol import EngineRequest
-from spanflow.engine.vllm.client import VllmEngine, prepare_environment
+from spanflow.engine.vllm.client import VllmEngine
+from spanflow.engine.vllm.environment import prepare_environment
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -106,10 +111,159 @@ async def test_the_headers_of_a_real_tokenizer(given: dict[str, Any], model_dir:
         await VllmEngine.start(str(model_dir), tokenizer=str(nowhere))
 
 
+class Made:
+    """An engine, as far as `start` looks at one."""
+
+    def __init__(self) -> None:
+        self.engine_core = self
+        self.model_config = SimpleNamespace(max_model_len=512, dtype="float32")
+        self.ended_on: list[threading.Thread] = []
+
+    def get_tokenizer(self) -> Any:
+        raise ValueError("no tokenizer")
+
+    def shutdown(self) -> None:
+        self.ended_on.append(threading.current_thread())
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Made:
+    """The engine that vLLM makes, and the environment that it was made in, as `made.environment`."""
+    prepare_environment()
+    from spanflow.engine.vllm import backend
+
+    engine = Made()
+
+    def make(arguments: Any) -> Any:
+        engine.environment = dict(os.environ)  # type: ignore[attr-defined]
+        return engine
+
+    monkeypatch.setattr(backend, "AsyncEngineArgs", SimpleNamespace)
+    monkeypatch.setattr(backend, "AsyncLLM", SimpleNamespace(from_engine_args=make))
+    monkeypatch.setattr(backend, "_stepped_engine", make)
+    return engine
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_an_engine_that_lacks_what_spans_use_is_ended(
+    made: Made, monkeypatch: pytest.MonkeyPatch, in_process: bool
+) -> None:
+    from spanflow.engine.vllm import backend
+
+    def check_client(engine: Any) -> None:
+        assert engine is made
+        raise EngineUnavailable("vLLM lacks what spans use")
+
+    monkeypatch.setattr(backend, "check_client", check_client)
+    with pytest.raises(EngineUnavailable, match=r"^vLLM lacks what spans use$"):
+        await backend.start({"model": "m"}, in_process=in_process)
+    assert len(made.ended_on) == 1
+    assert made.ended_on[0] is not threading.current_thread()
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_an_engine_without_a_tokenizer_is_ended(made: Made, in_process: bool) -> None:
+    from spanflow.engine.vllm import backend
+
+    with pytest.raises(ModelError, match="vLLM can't load m: no tokenizer"):
+        await backend.start({"model": "m"}, in_process=in_process)
+    assert len(made.ended_on) == 1
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_what_keeps_torch_quiet_is_there_for_the_start_alone(
+    made: Made, monkeypatch: pytest.MonkeyPatch, in_process: bool
+) -> None:
+    from spanflow.engine.vllm import backend
+
+    for name in ("PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    with pytest.raises(ModelError):
+        await backend.start({"model": "m"}, in_process=in_process)
+    added = made.environment.keys() - before.keys()  # type: ignore[attr-defined]
+    assert added == {"PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS"}
+    assert dict(os.environ) == before
+
+
+@pytest.mark.slow
+def test_vllm_is_imported_in_silence_and_the_environment_is_as_before() -> None:
+    program = """
+import os
+from spanflow.engine.vllm.client import _import, prepare_environment
+
+prepare_environment()
+before = dict(os.environ)
+_import()
+changed = {name for name, value in os.environ.items() if before.get(name) != value}
+print(sorted(name for name in changed if name.startswith(("TORCH_LOGS", "TORCH_CPP", "PYTHON"))))
+"""
+    quiet = ("PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS")
+    environment = {name: value for name, value in os.environ.items() if name not in quiet}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment, check=False
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("[]\n", "", 0)
+
+
+def test_starts_in_this_process_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one puts back what another one has set, and the last one leaves it so."""
+    prepare_environment()
+    from spanflow.engine.vllm import backend
+
+    seen: list[tuple[int, str | None]] = []
+    inside: list[None] = []
+
+    class Arguments(SimpleNamespace):
+        def create_engine_config(self) -> Any:
+            inside.append(None)
+            time.sleep(0.05)
+            seen.append((len(inside), os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING")))
+            inside.pop()
+            raise ValueError("no model")
+
+    def start() -> None:
+        with pytest.raises(ValueError, match="no model"):
+            backend._in_process({"model": "m"})
+
+    monkeypatch.setattr(backend, "AsyncEngineArgs", Arguments)
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
+    before = dict(os.environ), list(warnings.filters)
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.02)  # so that the second one begins within the first one
+    for thread in threads:
+        thread.join(10)
+    assert seen == [(1, "0")] * 3
+    assert (dict(os.environ), list(warnings.filters)) == before
+
+
 def children() -> set[int]:
     """Processes below this one, but for Python's own book-keeper of shared memory."""
-    found = psutil.Process().children(recursive=True)
-    return {child.pid for child in found if "resource_tracker" not in " ".join(child.cmdline())}
+    return {child.pid for child in psutil.Process().children(recursive=True) if is_one(child)}
+
+
+def is_one(child: psutil.Process) -> bool:
+    try:
+        command = " ".join(child.cmdline())
+        return child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in command
+    except psutil.Error:  # it has just ended
+        return False
+
+
+def test_a_child_that_has_ended_does_not_count() -> None:
+    """Also before anybody has waited for it."""
+    before = children()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert children() - before == {child.pid}
+        child.stdin.write(b"\n")
+        child.stdin.close()
+        limit = time.monotonic() + 10
+        while psutil.Process(child.pid).status() != psutil.STATUS_ZOMBIE:
+            assert time.monotonic() < limit
+        assert children() == before
 
 
 async def until(condition: Callable[[], Any]) -> None:
@@ -120,9 +274,11 @@ async def until(condition: Callable[[], Any]) -> None:
 
 @pytest.mark.slow
 async def test_the_loop_goes_on_while_the_engine_starts(
-    model_dir: Path, start_rig: Any, capsys: pytest.CaptureFixture[str]
+    model_dir: Path, start_rig: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    """And nothing is said by vLLM, torch or their processes of what is so on every CPU."""
     start_rig.stop()
+    capfd.readouterr()
     longest = 0.0
 
     async def tick() -> None:
@@ -133,15 +289,19 @@ async def test_the_loop_goes_on_while_the_engine_starts(
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
 
     ticking = asyncio.create_task(tick())
+    begun = time.monotonic()
     engine = await VllmEngine.start(str(model_dir), **SMALL)
+    took = time.monotonic() - begun
     ticking.cancel()
     request = EngineRequest("one", SpanPrompt(tuple(range(100, 140))), Sampling(3))
     pieces = [piece async for piece in engine.stream(request)]
     await engine.close()
-    assert longest < 2
+    assert longest < took / 3
     assert pieces[-1].usage is not None
     assert pieces[-1].usage.completion == 3
-    assert capsys.readouterr().out == ""
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert not [word for word in ("Triton", "NUMA", "Loading", "Warning", "Traceback") if word in err]
 
 
 @pytest.mark.slow

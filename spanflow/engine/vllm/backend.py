@@ -7,14 +7,14 @@ import os
 import platform
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from spanflow.engine.aside import make_aside
+from spanflow.engine.aside import end_aside, make_aside
 from spanflow.engine.protocol import EngineRequest
 from spanflow.engine.vllm.contract import (
     AsyncEngineArgs,
@@ -35,7 +35,13 @@ from spanflow.engine.vllm.contract import (
     current_platform,
     get_tokenizer,
 )
-from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError
+from spanflow.engine.vllm.environment import quiet_start
+from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError, SpanflowError
+
+E = TypeVar("E", AsyncLLM, LLMEngine)
+B = TypeVar("B")
+
+_in_process_start = threading.Lock()
 
 
 def is_cpu() -> bool:
@@ -112,10 +118,13 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
     has_spans = "scheduler_cls" in arguments
     try:
         if in_process:
-            return StepBackend(await make_aside(lambda: _in_process(arguments), _end_in_process), has_spans)
+            engine = await make_aside(lambda: _in_process(arguments), _end_in_process)
+            return await _attached(StepBackend, engine, _end_in_process, has_spans)
         # Made where no loop runs, it attaches itself to the one that it is first used on.
-        client = await make_aside(lambda: _in_its_process(arguments), lambda client: client.shutdown())
-        return AsyncBackend(client, has_spans)
+        client = await make_aside(lambda: _in_its_process(arguments), _end_its_process)
+        return await _attached(AsyncBackend, client, _end_its_process, has_spans)
+    except SpanflowError:
+        raise
     except (OSError, *_REFUSALS) as error:
         raise ModelError(f"vLLM can't load {arguments['model']}: {error}") from error
     except RuntimeError as error:
@@ -124,8 +133,22 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
         ) from error
 
 
+async def _attached(kind: Callable[[E, bool], B], engine: E, end: Callable[[E], None], has_spans: bool) -> B:
+    """The backend of an engine that was made; the engine is ended where there can be none."""
+    try:
+        return kind(engine, has_spans)
+    except BaseException:
+        await end_aside(lambda: end(engine))
+        raise
+
+
 def _in_its_process(given: Mapping[str, Any]) -> AsyncLLM:
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
+    with quiet_start():
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
+
+
+def _end_its_process(engine: AsyncLLM) -> None:
+    engine.shutdown()
 
 
 def _end_in_process(engine: LLMEngine) -> None:
@@ -133,8 +156,13 @@ def _end_in_process(engine: LLMEngine) -> None:
 
 
 def _in_process(given: Mapping[str, Any]) -> LLMEngine:
+    """Such starts are not concurrent: each waits for the one before it.
+
+    They change what belongs to the whole process, the filters of warnings and a variable of the environment, and put it
+    back. Other threads run with it meanwhile: no engine with a process of its own should be started beside them.
+    """
     # vLLM's worker, which elsewhere has a process of its own, walks through deprecated names.
-    with warnings.catch_warnings(action="ignore"):
+    with _in_process_start, quiet_start(), warnings.catch_warnings(action="ignore"):
         return _stepped_engine(AsyncEngineArgs(**given))
 
 
@@ -149,7 +177,7 @@ def _stepped_engine(arguments: AsyncEngineArgs) -> LLMEngine:
         return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
     finally:
         if before is None:
-            del os.environ[name]
+            os.environ.pop(name, None)
         else:
             os.environ[name] = before
 
@@ -234,6 +262,7 @@ class StepBackend:
     """`LLMEngine` in this process: one thread adds requests, steps, and hands outputs to the event loop."""
 
     def __init__(self, engine: LLMEngine, has_spans: bool) -> None:
+        check_client(engine)
         self.engine = engine
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
@@ -320,7 +349,7 @@ class StepBackend:
             self.stopping = True
             self.wake.notify()
         await asyncio.to_thread(self.thread.join)
-        _end_in_process(self.engine)
+        await asyncio.to_thread(_end_in_process, self.engine)
 
     def _step_for_ever(self) -> None:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
@@ -13,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
+from spanflow.engine.vllm.environment import prepare_environment, quiet_start
 from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
@@ -25,20 +25,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("spanflow")
 _GIB = 1 << 30
 _REMEMBERED_LEASES = 1 << 14
-
-
-def prepare_environment() -> None:
-    """Settings that vLLM reads when it is imported; what the user set stays. Called at the edge, once."""
-    for name, value in {
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # stdout belongs to the caller
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONWARNINGS": "ignore::FutureWarning",  # of torch, in the engine's own process
-        "TORCH_LOGS": "-torch._library.triton",  # that there is no Triton on a CPU
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # which NUMA node memory comes from
-    }.items():
-        os.environ.setdefault(name, value)
 
 
 class VllmEngine:
@@ -83,7 +69,7 @@ class VllmEngine:
         prepare_environment()
         say("loading vLLM")
         try:
-            await asyncio.to_thread(import_module, "spanflow.engine.vllm.backend")  # vLLM takes seconds
+            await asyncio.to_thread(_import)
             from spanflow.engine.vllm import backend, contract
         except ImportError as error:
             raise EngineUnavailable(f"vLLM can't be imported ({error}); {install_advice()}") from error
@@ -256,6 +242,12 @@ class VllmEngine:
         self._leased[request.request_id] = (request.prompt, request.salt, request.adapter)
         if len(self._leased) > _REMEMBERED_LEASES:
             self._leased.popitem(last=False)
+
+
+def _import() -> None:
+    """Import what imports vLLM, which takes seconds."""
+    with quiet_start():
+        import_module("spanflow.engine.vllm.backend")
 
 
 def _headers(tokenizer: Any) -> list[list[int]]:

@@ -8,12 +8,12 @@ import sys
 from multiprocessing import spawn
 from pathlib import Path
 
-from spanflow.runner.children import without_main_module
+from spanflow.engine.children import without_main_module
 
 PROGRAM = """
 import multiprocessing, sys
 from operator import index
-from spanflow.runner.children import without_main_module
+from spanflow.engine.children import without_main_module
 
 print("runs", flush=True)
 if sys.argv[1:] == ["bare"]:

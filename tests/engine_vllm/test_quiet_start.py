@@ -1,0 +1,59 @@
+"""The caller's environment: what only the start of an engine needs is gone after it. No vLLM is needed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from spanflow.engine.vllm.environment import prepare_environment, quiet_start
+
+NAMES = ("PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS")
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+
+
+@pytest.fixture(autouse=True)
+def before(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A caller who has set nothing of it."""
+    for name in list(os.environ):
+        if name in NAMES or name.startswith(("VLLM_", "TOKENIZERS_")):
+            monkeypatch.delenv(name)
+    return environment()
+
+
+def test_what_stays_is_read_by_vllm_and_tokenizers_alone(before: dict[str, str]) -> None:
+    prepare_environment()
+    new = environment().keys() - before.keys()
+    try:
+        assert new
+        assert all(name.startswith(("VLLM_", "TOKENIZERS_")) for name in new)
+        assert {name: os.environ[name] for name in before} == before
+    finally:
+        for name in new:
+            del os.environ[name]
+
+
+def test_the_rest_is_there_while_any_engine_starts(before: dict[str, str]) -> None:
+    one, other = quiet_start(), quiet_start()
+    with one:
+        quiet = {name: os.environ[name] for name in NAMES}
+        other.__enter__()
+    assert {name: os.environ[name] for name in NAMES} == quiet  # the first one is through, the second one is not
+    other.__exit__(None, None, None)
+    assert environment() == before
+    with pytest.raises(KeyError, match="why"), quiet_start():
+        raise KeyError("why")
+    assert environment() == before
+
+
+def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_LOGS", "+dynamo")
+    with quiet_start():
+        assert os.environ["TORCH_LOGS"] == "+dynamo"
+        monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "INFO")  # by another thread of the program
+    assert os.environ["TORCH_LOGS"] == "+dynamo"
+    assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO"
+    assert "PYTHONWARNINGS" not in os.environ
