@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,35 @@ def test_nobody_hears_of_internal_requests(model_dir: Path) -> None:
     engine.finish()
     engine.check()
     assert heard == {name}
+
+
+def test_a_name_may_come_again(model_dir: Path) -> None:
+    """At once, after an abort: what is forgotten is the old request. Once all has ended, nothing is known any more."""
+    engine = start(model_dir, 60)
+    name = engine.send(prompt(document(0), repair=3))
+    engine.step()
+    engine.abort(name)
+    engine._names = itertools.count()
+    assert engine.send(prompt(document(0), repair=3), 3) == name
+    engine.step()
+    assert engine.scheduler.spans.known.keys() == {name}
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["hit"]
+    assert not engine.scheduler.spans.known
+    assert not engine.scheduler.spans.internal
+
+
+def test_no_source_outlives_a_reset(model_dir: Path) -> None:
+    """The weights may have changed. Of a source that fills no block the pool itself knows nothing."""
+    engine = start(model_dir, 60)
+    engine.send(prompt(document(0, 9)))
+    engine.finish()
+    engine.reset(running=False)
+    name = engine.send(prompt(document(0, 9), question=12))
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["evicted"]
 
 
 def test_an_abort_ends_what_was_spawned_for_it_alone(model_dir: Path) -> None:

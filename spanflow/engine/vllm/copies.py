@@ -38,11 +38,6 @@ class Copies:
         if len(self.relocated) > self.pool.num_gpu_blocks:
             self.relocated.popitem(last=False)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._hashes.clear()
-        self.relocated.clear()
-
     def make_way(self, num_blocks: int) -> None:
         """Let the next `num_blocks` of the free queue hold nothing worth keeping, as far as there are copies."""
         if not self._hashes:

@@ -61,7 +61,7 @@ class Families:
         self.spans.counters["ranges"] += len(pieces)
 
     def scheduled(self, output: SchedulerOutput) -> None:
-        """Check each family's order; those whose parent ran are done, those that lost a member fall."""
+        """Check each family's order; those whose parent ran are done."""
         requests = self.spans.scheduler.requests
         for name, family in list(self.waiting.items()):
             complete = True
@@ -76,7 +76,6 @@ class Families:
                 if not complete:
                     raise AssertionError(f"request {name} ran before its ranges")
                 self._end(name)
-        self.recover()
 
     def recover(self) -> None:
         """Bring families down that lost a member, and drop what is left of them."""

@@ -129,11 +129,6 @@ class Residency:
         for tail in [tail for tail in self.leases.values() if tail.expires <= now]:
             self.end(tail)
 
-    def clear(self) -> None:
-        """Forget all tails, as before the cache is reset."""
-        for tail in list(self.by_block.values()):
-            self.end(tail)
-
     def remember(self, source: Hashable) -> None:
         """A source was materialised."""
         _remember(self.seen, source)

@@ -133,7 +133,7 @@ class Resolver:
 
     def sweep(self) -> None:
         """Forget what has ended, once its outputs are on their way."""
-        for name in self.ended:
+        for name in self.ended - self.scheduler.requests.keys():  # else a new request came by the name of an old one
             self.known.pop(name, None)
             self.internal.pop(name, None)
         self.ended.clear()
@@ -189,16 +189,10 @@ class Resolver:
         return lambda: self.residency.keep(key, tokens, block, lease, lease_id)
 
     def forget(self, families: bool) -> None:
-        """Before the cache is reset: no lease, no pin, and if asked no family stays."""
+        """Before the cache is reset: no pin, and if asked no family stays. Of tails and leases vLLM's reset tells."""
         self.reserve.release()
-        self.residency.clear()
-        self.copies.clear()
         if families:
             self.family.fall_all()
-
-    def settle(self) -> None:
-        """After the cache was reset: members of fallen families that were running are dropped."""
-        self.family.settle()
 
     def preempted(self, request: Request) -> None:
         """A preempted member brings its family down; a preempted span request is resolved again."""
@@ -221,7 +215,6 @@ class Resolver:
 
     def resolve(self) -> None:
         """Resolve what can be resolved now; spawn what is missing for the rest."""
-        self.sweep()
         self.family.recover()
         self.residency.expire()
         self.probe.step()

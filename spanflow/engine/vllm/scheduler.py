@@ -87,10 +87,9 @@ class SpanScheduler(AsyncScheduler):
         return [request for request in finished if request.request_id not in self.spans.internal]
 
     def reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
-        """Forget all cached KV: leases and pins first, and families where running requests start again."""
+        """Forget all cached KV: pins first, and families where running requests start again."""
         self.spans.forget(families=reset_running_requests)
         done: bool = super().reset_prefix_cache(reset_running_requests, reset_connector)
-        self.spans.settle()
         return done
 
     def audit(self) -> dict[str, Any]:
