@@ -43,9 +43,9 @@ def test_a_prompt_that_is_more_than_token_ids_runs_exactly(model_dir: Path, name
     engine = start(model_dir, 60)
     wanted = prompt(document(0))
     request = engine.scheduler.requests[engine.send(wanted)]
-    assert why_exact(engine.scheduler.spans, request, wanted) == ""
+    assert why_exact(engine.scheduler.spans, request, wanted, 1) == ""
     setattr(request, name, [SimpleNamespace()])
-    assert why_exact(engine.scheduler.spans, request, wanted) == "the prompt is not made of token ids alone"
+    assert why_exact(engine.scheduler.spans, request, wanted, 1) == "the prompt is not made of token ids alone"
 
 
 def test_an_anchor_s_own_spans_must_fit_the_window(model_dir: Path) -> None:
@@ -72,6 +72,15 @@ def test_an_anchor_s_own_spans_must_fit_the_pool(model_dir: Path) -> None:
     outer = one(engine, judge(inner, engine.sent[first].tokens))
     assert engine.statuses(outer) == ["unsupported"]
     assert "of the KV pool's 13" in engine.whys(outer)[0]
+
+
+def test_a_long_answer_needs_no_room_behind_a_source(model_dir: Path) -> None:
+    """The outer prompt is short and fits with its answer; the inner one is long, and is asked for one token."""
+    engine = start(model_dir, 14, max_model_len=208)
+    inner = prompt(*[document(n) for n in range(3)])
+    first = one(engine, inner, 4, lease=Lease())
+    outer = one(engine, judge(inner, engine.sent[first].tokens), 70)
+    assert engine.statuses(outer) == ["hit"]
 
 
 def test_the_last_source_needs_its_anchor_beside_the_others(model_dir: Path) -> None:
