@@ -43,9 +43,9 @@ def test_a_prompt_that_is_more_than_token_ids_runs_exactly(model_dir: Path, name
     engine = start(model_dir, 60)
     wanted = prompt(document(0))
     request = engine.scheduler.requests[engine.send(wanted)]
-    assert why_exact(engine.scheduler.spans, request, wanted) == ""
+    assert why_exact(engine.scheduler.spans, request, wanted, 1) == ""
     setattr(request, name, [SimpleNamespace()])
-    assert why_exact(engine.scheduler.spans, request, wanted) == "the prompt is not made of token ids alone"
+    assert why_exact(engine.scheduler.spans, request, wanted, 1) == "the prompt is not made of token ids alone"
 
 
 def test_an_anchor_s_own_spans_must_fit_the_window(model_dir: Path) -> None:
@@ -72,6 +72,15 @@ def test_an_anchor_s_own_spans_must_fit_the_pool(model_dir: Path) -> None:
     outer = one(engine, judge(inner, engine.sent[first].tokens))
     assert engine.statuses(outer) == ["unsupported"]
     assert "of the KV pool's 13" in engine.whys(outer)[0]
+
+
+def test_a_long_answer_needs_no_room_behind_a_source(model_dir: Path) -> None:
+    """The outer prompt is short and fits with its answer; the inner one is long, and is asked for one token."""
+    engine = start(model_dir, 14, max_model_len=208)
+    inner = prompt(*[document(n) for n in range(3)])
+    first = one(engine, inner, 4, lease=Lease())
+    outer = one(engine, judge(inner, engine.sent[first].tokens), 70)
+    assert engine.statuses(outer) == ["hit"]
 
 
 def test_the_last_source_needs_its_anchor_beside_the_others(model_dir: Path) -> None:
@@ -111,7 +120,7 @@ def test_the_answer_needs_its_blocks(model_dir: Path) -> None:
 
 
 def test_a_document_that_stands_many_times_has_one_source(model_dir: Path) -> None:
-    engine = start(model_dir, 12, max_model_len=176)
+    engine = start(model_dir, 10, max_model_len=144)
     name = one(engine, prompt(*[document(0, 12)] * 8))
     assert engine.statuses(name) == ["new"] * 8
 
@@ -135,13 +144,13 @@ def test_an_anchor_inside_the_prompt_has_no_spans_but_the_prompt_s(model_dir: Pa
     assert is_foreign(engine, SpanPrompt(ids, (first, Span(30, 40, inside))))
 
 
-@pytest.mark.parametrize("first", [0, 1])
-def test_what_stands_behind_a_span_is_no_anchor(model_dir: Path, first: int) -> None:
-    """Text that the model is to read later, also where it begins with the beginning of the prompt."""
+@pytest.mark.parametrize(("first", "end"), [(0, 30), (1, 30), (0, 15)])
+def test_what_stands_behind_a_span_is_no_anchor(model_dir: Path, first: int, end: int) -> None:
+    """Nor the span's own text: the model is to read it later, also where it goes on from the prompt's beginning."""
     engine = start(model_dir, 60)
     ids = (*range(10, 60), 5)
-    assert is_foreign(engine, SpanPrompt(ids, (Span(10, 20, SpanPrompt(ids[first:30])),)))
-    assert not is_foreign(engine, SpanPrompt(ids, (Span(30, 40, SpanPrompt(ids[first:30])),)))
+    assert is_foreign(engine, SpanPrompt(ids, (Span(10, 20, SpanPrompt(ids[first:end])),)))
+    assert not is_foreign(engine, SpanPrompt(ids, (Span(30, 40, SpanPrompt(ids[first:end])),)))
 
 
 def test_an_answer_is_that_of_its_assembly(model_dir: Path) -> None:

@@ -58,7 +58,8 @@ def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) ->
     if not kept.spans:
         state.answers["unsupported"] = spans.unsupported
         return
-    state.exact = why_exact(spans, request, kept)
+    params = request.sampling_params
+    state.exact = why_exact(spans, request, kept, params.max_tokens or 1 if params is not None else 1)
     if state.exact:
         return
     state.assembly = assemble(kept)
@@ -78,8 +79,11 @@ def tenant(request: Request) -> tuple[str | None, str | None]:
     return request.cache_salt, request.lora_request.lora_name if request.lora_request else None
 
 
-def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt) -> str:
-    """Why the spans of this request are computed in context, or ''."""
+def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt, max_tokens: int) -> str:
+    """Why the spans of this request's prompt, or of one of its sources, are computed in context, or ''.
+
+    `max_tokens` follow the prompt; a source is materialised with one, whatever its reader asks for.
+    """
     params = request.sampling_params
     if spans.unsupported:
         return spans.unsupported
@@ -96,9 +100,9 @@ def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt) -> str:
         if len(source) + 1 > spans.scheduler.max_model_len:
             window = spans.scheduler.max_model_len
             return f"a span behind its anchor has {len(source)} tokens, too many for the window of {window}"
-        if source.spans and (why := why_exact(spans, request, source) or why_too_big(spans, source, 1)):
+        if source.spans and (why := why_exact(spans, request, source, 1)):
             return why
-    return why_too_big(spans, prompt, params.max_tokens or 1 if params is not None else 1)
+    return why_too_big(spans, prompt, max_tokens)
 
 
 def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
