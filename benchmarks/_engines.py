@@ -45,6 +45,16 @@ class Answer:
         """How many spans were found in the cache."""
         return sum(span.status == "hit" for span in self.spans)
 
+    @property
+    def num_lost(self) -> int:
+        """How many spans should have been found there and were not; one that is repaired whole is not looked for."""
+        return sum(span.status in ("new", "evicted") for span in self.spans)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many spans are looked for."""
+        return sum(span.status != "computed" for span in self.spans)
+
 
 class Pair:
     """Stock vLLM and ours on one model with the same options, both alive; only one of them works at a time.

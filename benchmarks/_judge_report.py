@@ -131,11 +131,11 @@ def notes(records: Records, made: Mapping[float, Candidates]) -> list[str]:
                 f"{min(candidates.distinct)} differ; {candidates.num_same} of {candidates.num} are the same on stock"
             )
         for (fanout, who), record in records[temperature].items():
-            spans = [span for answer in _flat(record) for span in answer.spans]
-            lost = sum(span.status != "hit" for span in spans)
+            lost = sum(answer.num_lost for answer in _flat(record))
+            wanted = sum(answer.num_wanted for answer in _flat(record))
             if lost and who is not RELEASED:
                 found.append(
-                    f"temperature {temperature:g}, fan-out {fanout}, {who.name}: {lost} of {len(spans)} candidates "
+                    f"temperature {temperature:g}, fan-out {fanout}, {who.name}: {lost} of {wanted} candidates "
                     "were not in the cache; a larger --kv-gib keeps them"
                 )
     return found

@@ -181,11 +181,11 @@ def notes(records: Records) -> list[str]:
     ]
     for point, by_contestant in records.items():
         for who, record in by_contestant.items():
-            spans = [span for answer in _flat(record.hits) for span in answer.spans]
-            lost = sum(span.status != "hit" for span in spans)
+            lost = sum(answer.num_lost for answer in _flat(record.hits))
+            wanted = sum(answer.num_wanted for answer in _flat(record.hits))
             if lost:
                 found.append(
-                    f"{point.label}, {who.name}: {lost} of {len(spans)} spans of hits were not in the cache; "
+                    f"{point.label}, {who.name}: {lost} of {wanted} spans of hits were not in the cache; "
                     "a larger --kv-gib keeps them"
                 )
     return found

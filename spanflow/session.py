@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from queue import SimpleQueue
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from spanflow.compile import Askable, Compiled, bind_query, compile_query
@@ -189,6 +189,11 @@ class Session:
         return self._core.choice.engine
 
     @property
+    def engine_options(self) -> Mapping[str, Any]:
+        """The engine's own options, as they were given."""
+        return MappingProxyType(dict(self._core.choice.options))
+
+    @property
     def options(self) -> RunOptions:
         """The options of its runs, unless a run says otherwise."""
         return self._options
@@ -197,6 +202,10 @@ class Session:
     def info(self) -> EngineInfo:
         """What the engine is, and whether it serves spans; starts it."""
         return self.on_host(_info)
+
+    def say(self, text: str) -> None:
+        """Tell progress where this session tells it."""
+        self._say(text)
 
     def on_host(self, work: Callable[[Host], Coroutine[Any, Any, T]]) -> T:
         """Run a coroutine on the engine's event loop, for diagnosis; starts the engine."""

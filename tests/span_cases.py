@@ -87,6 +87,8 @@ def abort(rig: Rig, judge: Judge) -> None:
 def preemption(rig: Rig, judge: Judge) -> None:
     """In the same phases, while something runs; the request itself must be right."""
     prompt = rig.prompt([rig.document(3, 2), rig.document(4, 2)], repair=14)
+    # An answer that ends early would have nothing to preempt.
+    prompt = SpanPrompt(prompt.token_ids + rig.endless(5).token_ids, prompt.spans)
     for phase in ("materialising", "ranges", "decoding"):
         rig.reset()
         before = rig.audit().get("preemptions", 0)

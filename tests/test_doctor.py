@@ -13,7 +13,7 @@ import pytest
 from scripted_engine import Script, ScriptedEngine, register
 
 from spanflow import EngineUnavailable, ModelError, Session
-from spanflow.doctor import Diagnosis, diagnose, installed
+from spanflow.doctor import COMPARABLE, Diagnosis, diagnose, installed
 from spanflow.engine import registry
 from spanflow.engine.protocol import EngineOutput, EngineRequest, SpanReport
 
@@ -32,7 +32,9 @@ class Measured(ScriptedEngine):
         self.info = replace(self.info, dtype=self.dtype)
 
     @classmethod
-    async def start(cls, model: str, *, script: Script, adapters: Any = None, progress: Any = None) -> ScriptedEngine:
+    async def start(  # type: ignore[override]
+        cls, model: str, *, script: Script, progress: Any = None, **options: Any
+    ) -> ScriptedEngine:
         Oracle.alive_at_start = [ref() for ref in Oracle.started]
         return await super().start(model, script=script)
 
@@ -55,6 +57,7 @@ class Oracle(Measured):
 
     @classmethod
     async def start(cls, model: str, *, progress: Any = None) -> ScriptedEngine:  # type: ignore[override]
+        progress("weights are on their way")
         engine = await ScriptedEngine.start.__func__(cls, model, script=cls.shared)  # type: ignore[attr-defined]
         engine.itself = engine  # as models do, it goes only where garbage is looked for
         cls.started.append(weakref.ref(engine))
@@ -70,11 +73,12 @@ def oracle(monkeypatch: pytest.MonkeyPatch) -> Script:
     monkeypatch.setattr("scripted_engine.Oracle", Oracle, raising=False)
     monkeypatch.setattr(Oracle, "shared", Script())
     monkeypatch.setattr(Oracle, "started", [])
+    monkeypatch.setattr("spanflow.doctor.COMPARABLE", COMPARABLE | {"script"})
     return Oracle.shared
 
 
-def checked(script: Script) -> Diagnosis:
-    with closing(Session("m", engine="scripted", script=script)) as session:
+def checked(script: Script, model: str = "m", **options: Any) -> Diagnosis:
+    with closing(Session(model, engine="scripted", script=script, **options)) as session:
         return diagnose(session)
 
 
@@ -205,6 +209,56 @@ def test_where_the_oracle_cannot_answer_it_says_so(monkeypatch: pytest.MonkeyPat
     assert diagnosis.is_well
     assert f"skipped  {ORACLE}: {why}" in str(diagnosis)
     assert [check.is_ok for check in diagnosis.checks if check.name == ORACLE] == [None]
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ({"revision": "r1"}, "revision"),
+        ({"quantization": "fp8", "block_size": 16, "hf_overrides": {"a": 1}}, "hf_overrides, quantization"),
+        ({"load_format": "dummy"}, "load_format"),
+        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype"),
+    ],
+)
+def test_what_changes_the_numbers_is_not_compared(oracle: Script, options: dict[str, Any], given: str) -> None:
+    """The oracle has no such options, and what it computes would be blamed on the moves."""
+    diagnosis = checked(Script(), **options)
+    why = "the oracle loads the model by its name alone, and the engine was given"
+    assert f"skipped  {ORACLE}: {why} {given}\n" in str(diagnosis)
+    assert oracle.num_starts == 0
+
+
+def test_what_leaves_the_numbers_is_compared(oracle: Script) -> None:
+    diagnosis = checked(Script(), block_size=16, kv_cache_gib=0.5, max_num_batched_tokens=64, revision=None)
+    assert [check.is_ok for check in diagnosis.checks if check.name == ORACLE] == [True]
+
+
+def test_the_oracle_says_what_takes_so_long() -> None:
+    said: list[str] = []
+    checked(Script(), progress=said.append)
+    assert said == [
+        "loading m into transformers",
+        "weights are on their way",
+        "recomputing with transformers what will be compared",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "model", "limit"),
+    [
+        ("float16", "m", "(limit 1e-01 in float16, measured on smollm2 alone)"),
+        ("bfloat16", "m", "(limit 5e-01 in bfloat16, measured on smollm2 alone)"),
+        ("bfloat16", "smollm2", "(limit 5e-01 in bfloat16)"),
+        ("float32", "m", "(limit 1e-03 in float32)"),
+    ],
+)
+def test_where_a_bound_was_measured_is_said(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, model: str, limit: str
+) -> None:
+    monkeypatch.setattr(Measured, "dtype", dtype)
+    found = [c.detail for c in checked(Script(), model).checks if c.name.endswith("against the oracle")]
+    assert len(found) == 2
+    assert all(detail.endswith(limit) for detail in found)
 
 
 def test_numbers_of_a_type_without_a_bound_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,7 +188,7 @@ def doctor(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show versions, start the engine, and compare moved KV with recomputed KV on it."""
+    """Show versions, start the engine, and compare moved KV with KV recomputed on it, and by transformers."""
     with reporting(as_json=as_json, debug=debug) as output:
         from spanflow.doctor import diagnose, installed
 

@@ -71,7 +71,7 @@ def _round_table(report: RagReport, number: int) -> Any:
             continue
         table.add_row(*[""] * 7, f"[bold]{escape(row.question)}[/bold]")
         ours = row.spans
-        counts = [f"{ours.num_hit}/{ours.num_spans}", f"{ours.moved}", f"{ours.repaired}", _plus(ours)]
+        counts = [_hits(ours), f"{ours.moved}", f"{ours.repaired}", _plus(ours)]
         table.add_row(report.rung, _mark(ours.is_correct), _seconds(ours.ttft), *counts, escape(ours.text))
         if row.stock is not None:
             stock = row.stock
@@ -83,7 +83,8 @@ def _round_table(report: RagReport, number: int) -> Any:
 def _summary_table(summaries: Sequence[Summary], report: RagReport) -> Any:
     table = _table("Summary", ("round", "way", "right", "median TTFT", "spans hit", "tokens computed"), left=("way",))
     for summary in summaries:
-        right, hit = f"{summary.accuracy:.0%}", f"{summary.share_hit:.0%}"
+        right = f"{summary.accuracy:.0%}"
+        hit = "" if summary.share_hit is None else f"{summary.share_hit:.0%}"
         computed = f"{summary.num_computed:,}"
         table.add_row(str(summary.round), report.rung, right, _seconds(summary.ttft), hit, computed)
         if summary.stock_accuracy is not None and summary.stock_ttft is not None:
@@ -96,7 +97,8 @@ def _sentence(report: RagReport, last: int) -> str:
     """The last round, in which spans are there, in one sentence."""
     summary = report.summary(last)
     text = f"Round {last}, {summary.num_questions} questions over {report.num_documents} documents each: "
-    text += f"{summary.share_hit:.0%} of spans hit, {summary.accuracy:.0%} right"
+    text += "" if summary.share_hit is None else f"{summary.share_hit:.0%} of spans hit, "
+    text += f"{summary.accuracy:.0%} right"
     if summary.stock_accuracy is None or summary.stock_ttft is None:
         return f"{text}, median TTFT {_seconds(summary.ttft)}."
     ratio = summary.stock_ttft / summary.ttft if summary.ttft else 0.0
@@ -112,6 +114,10 @@ def _table(title: str, columns: Sequence[str], left: Sequence[str]) -> Any:
     for name in columns:
         table.add_column(name, justify="left" if name in left else "right")
     return table
+
+
+def _hits(counts: Answered | Judged) -> str:
+    return f"{counts.num_hit}/{counts.num_spans}" if counts.num_spans else ""
 
 
 def _plus(counts: Answered | Judged) -> str:
@@ -138,9 +144,8 @@ def judge_tables(report: JudgeReport) -> list[Any]:
     runs = _table("The judge's prompt", columns, left=("way",))
     for way, judged_runs in (("taken over", report.spans), ("stock", report.stock)):
         for judged in judged_runs:
-            hit = f"{judged.num_hit}/{judged.num_spans}" if judged.num_spans else ""
             moved = str(judged.moved) if judged.num_spans else ""
-            cells = [way, str(judged.seed), str(judged.num_tokens), hit, moved, _plus(judged)]
+            cells = [way, str(judged.seed), str(judged.num_tokens), _hits(judged), moved, _plus(judged)]
             runs.add_row(*cells, _seconds(judged.ttft), _seconds(judged.elapsed))
     ratio = report.stock_ttft / report.ttft if report.ttft else 0.0
     picks = [

@@ -25,7 +25,7 @@ class Judged:
     """One run of the judge. Seconds: `ttft` of the judge's prompt, `elapsed` of everything.
 
     `computed` are the tokens of the judge's prompt that were not taken from anywhere, `internal` those computed
-    beside it.
+    beside it. `num_spans` counts the candidates of which something is moved; one that is repaired whole can't be a hit.
     """
 
     candidates: tuple[str, ...]
@@ -121,6 +121,7 @@ def run_judge(
 
 def _judged(result: Result, seed: int) -> Judged:
     usage, spans = result.usage, result.spans
+    wanted = [span.status for span in spans if span.status != "computed"]
     (candidates,) = result.inner.values()
     return Judged(
         candidates=tuple(candidate.text.strip() for candidate in candidates),
@@ -129,8 +130,8 @@ def _judged(result: Result, seed: int) -> Judged:
         ttft=result.ttft,
         elapsed=result.elapsed,
         num_tokens=usage.prompt,
-        num_spans=len(spans),
-        num_hit=sum(span.status == "hit" for span in spans),
+        num_spans=len(wanted),
+        num_hit=wanted.count("hit"),
         moved=sum(span.moved for span in spans),
         computed=usage.prompt - usage.cached,
         internal=usage.internal,

@@ -25,7 +25,10 @@ _SYSTEM = "Answer the question with a few words from the documents."
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """One answer under one rung. Tokens: of the prompt, and of its spans; `internal` beside it. Seconds: `ttft`."""
+    """One answer under one rung. Tokens: of the prompt, and of its spans; `internal` beside it. Seconds: `ttft`.
+
+    `num_spans` counts those of which something is moved; one that is repaired whole can't be a hit.
+    """
 
     text: str
     is_correct: bool
@@ -52,13 +55,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A round, or all of them (`round` 0). Accuracies are shares of the questions, times medians in seconds."""
+    """A round, or all of them (`round` 0). Accuracies are shares of the questions, times medians in seconds.
+
+    `share_hit` is None where nothing of any span is moved.
+    """
 
     round: int
     num_questions: int
     accuracy: float
     ttft: float
-    share_hit: float
+    share_hit: float | None
     num_computed: int
     stock_accuracy: float | None
     stock_ttft: float | None
@@ -89,7 +95,7 @@ class RagReport:
             num_questions=len(rows),
             accuracy=_share(answered.is_correct for answered in ours),
             ttft=median(answered.ttft for answered in ours),
-            share_hit=sum(answered.num_hit for answered in ours) / num_spans if num_spans else 0.0,
+            share_hit=sum(answered.num_hit for answered in ours) / num_spans if num_spans else None,
             num_computed=sum(answered.computed + answered.internal for answered in ours),
             stock_accuracy=_share(answered.is_correct for answered in stock) if stock else None,
             stock_ttft=median(answered.ttft for answered in stock) if stock else None,
@@ -174,13 +180,14 @@ def run_rag(
 
 def _answered(result: Result, question: Question) -> Answered:
     usage, spans = result.usage, result.spans
+    wanted = [span.status for span in spans if span.status != "computed"]
     return Answered(
         text=result.text.strip(),
         is_correct=is_correct(result.text, question.answers),
         ttft=result.ttft,
         num_tokens=usage.prompt,
-        num_spans=len(spans),
-        num_hit=sum(span.status == "hit" for span in spans),
+        num_spans=len(wanted),
+        num_hit=wanted.count("hit"),
         moved=sum(span.moved for span in spans),
         repaired=sum(span.repaired for span in spans),
         computed=usage.prompt - usage.cached,

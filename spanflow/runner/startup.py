@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from spanflow.engine import registry
 from spanflow.engine.models import resolve_model
-from spanflow.engine.tokenizer import load_tokenizer
+from spanflow.engine.tokenizer import load_hf_tokenizer
 from spanflow.errors import EngineUnavailable, SpansUnsupported
 from spanflow.lowering.template import ChatTemplate
 from spanflow.runner.background import Background, Job
@@ -56,7 +56,7 @@ class EngineChoice:
         given, window = self.options.get("tokenizer"), self.options.get("max_model_len")
         if given is not None and not isinstance(given, str):
             return ChatTemplate(given), window
-        tokenizer, trained_window = load_tokenizer(self.model, progress=self.say, options=self.options)
+        tokenizer, trained_window = load_hf_tokenizer(self.model, progress=self.say, options=self.options)
         return ChatTemplate(tokenizer), window or trained_window
 
 

@@ -111,10 +111,12 @@ def test_temperatures_in_names() -> None:
 
 
 def test_lost_candidates_are_said() -> None:
-    spans = (SpanReport(0, 4, "hit"), SpanReport(4, 8, "evicted"))
+    whole = SpanReport(8, 12, "computed", repaired=4)  # a short one under repair, which nobody looks for
+    spans = (SpanReport(0, 4, "hit"), SpanReport(4, 8, "evicted"), whole)
     plain, lost = (Record([[Answer("a", 0.1, "", (1,), {}, Usage(10, 1), found)]]) for found in ((), spans))
-    records = {0.8: {(2, STOCK): plain, (2, LEASED): lost, (2, RELEASED): lost}}
+    short = Record([[Answer("a", 0.1, "", (1,), {}, Usage(10, 1), (spans[0], whole))]])
+    records = {0.8: {(2, STOCK): plain, (2, LEASED): lost, (2, RELEASED): lost, (2, REPAIR_16): short}}
     found = notes(records, {0.8: Candidates([70, 30], [2], 2, 1)})
     assert "candidates of 30 to 70 tokens (median 50); of those of a round at least 2 differ; 1 of 2" in found[1]
     assert "fan-out 2, ours, leased: 1 of 2 candidates were not in the cache" in found[2]
-    assert len(found) == 3, "without leases nothing is expected to be there"
+    assert len(found) == 3, "without leases nothing is expected to be there, and what is repaired whole is not lost"

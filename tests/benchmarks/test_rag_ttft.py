@@ -29,7 +29,7 @@ from benchmarks._rag import (
 )
 from benchmarks._rag_report import COLUMNS, figures, move_share, notes, panel, quality, rows
 from benchmarks.rag_ttft import GRID, grid
-from spanflow.engine.protocol import SpanReport, Usage
+from spanflow.engine.protocol import SpanReport, SpanStatus, Usage
 
 POINT = Point(1069, 4)
 
@@ -133,7 +133,8 @@ async def test_rows_and_figures_of_a_run(pair: Pair) -> None:
 
 
 def answer(ttft: float, statuses: str = "") -> Answer:
-    spans = tuple(SpanReport(n, n + 1, "hit" if status == "h" else "evicted") for n, status in enumerate(statuses))
+    names: dict[str, SpanStatus] = {"h": "hit", "e": "evicted", "n": "new", "c": "computed"}
+    spans = tuple(SpanReport(n, n + 1, names[status]) for n, status in enumerate(statuses))
     return Answer("a", ttft, "", (1,), {}, Usage(1000, 1, 900), spans)
 
 
@@ -175,6 +176,14 @@ def test_quality_by_hand() -> None:
 def test_hits_that_were_no_hits_are_said() -> None:
     assert "1k, ours, moved behind header: 1 of 8 spans of hits were not in the cache" in notes(records_by_hand())[-1]
     assert move_share(Record()) is None
+
+
+def test_a_span_that_is_repaired_whole_is_no_lost_hit() -> None:
+    records = records_by_hand()
+    records[POINT][REPAIR_16] = Record([[answer(0.1, "hc")]])
+    assert not any(REPAIR_16.name in note for note in notes(records))
+    records[POINT][REPAIR_16] = Record([[answer(0.1, "hcen")]])
+    assert f"1k, {REPAIR_16.name}: 2 of 3 spans of hits were not in the cache" in notes(records)[-1]
 
 
 def test_the_grid_is_read_and_named() -> None:

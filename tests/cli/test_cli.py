@@ -197,6 +197,10 @@ def test_doctor_shows_what_it_found_and_ends_accordingly(script: Script, monkeyp
     assert json.loads(done.stdout)["checks"][0]["detail"] == "EngineUnavailable: not installed; pip install it"
 
 
+def test_the_help_of_the_doctor_says_who_recomputes() -> None:
+    assert "recomputed on it, and by transformers" in " ".join(invoke("doctor", "--help").stdout.split())
+
+
 def test_options_of_the_engine_are_json_or_text() -> None:
     given = ["kv_cache_gib=2.5", "enforce_eager=true", "dtype=bfloat16", "name=a=b"]
     assert engine_options(given) == {"kv_cache_gib": 2.5, "enforce_eager": True, "dtype": "bfloat16", "name": "a=b"}

@@ -6,17 +6,20 @@ import io
 import json
 import re
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
 from rich.console import Console
-from scripted_engine import Script, SpeakingTokenizer, register
+from scripted_engine import Script, ScriptedEngine, SpeakingTokenizer, register
 
 from spanflow import QueryError, Session
+from spanflow.api.combinators import commute
 from spanflow.cli.tables import describe_judged, describe_row, judge_tables, rag_tables
 from spanflow.demo.judge import NUM_REPEATS, run_judge
 from spanflow.demo.rag import NUM_ROUNDS, RagReport, Row, run_rag
-from spanflow.engine.protocol import EngineRequest
+from spanflow.engine.context import computed_whole
+from spanflow.engine.protocol import EngineRequest, SpanReport
 
 pytest.importorskip("bm25s", reason="the retrieval demo needs bm25s")
 
@@ -132,6 +135,42 @@ def test_both_judges_read_the_same_candidates_and_only_one_takes_them_over(scrip
     assert "3 candidates at temperature 0.5" in text
     assert describe_judged("spans", report.spans[0]).startswith("spans: 3 candidates, judge's first token after")
     assert json.loads(json.dumps(report.to_dict()))["num_candidates"] == 3
+
+
+def reports(self: ScriptedEngine, request: EngineRequest) -> tuple[SpanReport, ...]:
+    """As engines report them: what is repaired whole is looked for by nobody."""
+    return tuple(computed_whole(s) or SpanReport(s.start, s.end, "hit", len(s)) for s in request.prompt.spans)
+
+
+def test_a_short_candidate_under_repair_is_no_miss(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of it is moved, so it can't be a hit; those that are moved all are."""
+    monkeypatch.setattr(ScriptedEngine, "_reports", reports)
+    monkeypatch.setattr("spanflow.demo.judge.commute", partial(commute, rung="repair(32)"))
+    script.answer = lambda request: " so" * (40 if request.sampling.seed in longer else 1)
+    longer: set[int | None] = set()
+    with Session("m", engine="scripted", script=script) as session:
+        short = run_judge(session, num_candidates=3)
+        inner = [request.sampling.seed for request in script.submitted if request.sampling.temperature]
+        longer.update(seed for number, seed in enumerate(inner) if number % 3)
+        mixed = run_judge(session, num_candidates=3)
+    assert {(judged.num_hit, judged.num_spans) for judged in short.spans} == {(0, 0)}
+    assert {(judged.num_hit, judged.num_spans) for judged in mixed.spans} == {(2, 2)}
+    assert "2/2" in shown(judge_tables(mixed))
+    assert "0/3" not in shown(judge_tables(short))
+
+
+@pytest.mark.parametrize(
+    ("rung", "share", "sentence"),
+    [("moved", 1.0, "100% of spans hit, 0% right"), ("repair(9999)", None, "documents each: 0% right")],
+)
+def test_documents_that_are_repaired_whole_are_no_misses(
+    script: Script, monkeypatch: pytest.MonkeyPatch, rung: str, share: float | None, sentence: str
+) -> None:
+    monkeypatch.setattr(ScriptedEngine, "_reports", reports)
+    report = ask(script, rung=rung)
+    assert {row.spans.num_spans for row in report.rows} == {3 if share else 0}
+    assert report.summary().share_hit == share
+    assert sentence in shown(rag_tables(report), width=200)
 
 
 def test_what_a_model_says_is_no_markup(script: Script) -> None:

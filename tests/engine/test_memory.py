@@ -34,7 +34,35 @@ def place(folder: Path, meminfo: str | None, **cgroup: str) -> tuple[Path, Path]
 def test_the_smaller_bound_counts(
     tmp_path: Path, meminfo: str | None, cgroup: dict[str, str], wanted: int | None
 ) -> None:
-    assert available_memory(*place(tmp_path, meminfo, **cgroup)) == wanted
+    assert available_memory(*place(tmp_path, meminfo, **cgroup), tmp_path / "none") == wanted
+
+
+@pytest.mark.parametrize(
+    ("membership", "folder", "files", "wanted"),
+    [
+        ("0::/a/b\n", "a/b", ("max", "current", "inactive_file"), 4300),
+        ("0::/a/b\n", "a", ("max", "current", "inactive_file"), 4300),
+        ("0::/a/b\n", "c", ("max", "current", "inactive_file"), 48 * 1024),
+        ("0::/../b\n", "b", ("max", "current", "inactive_file"), 4300),
+        ("5:cpu,memory:/a\n0::/\n", "memory/a", ("limit_in_bytes", "usage_in_bytes", "total_inactive_file"), 4300),
+        ("5:cpu,memory:/a\n0::/\n", "memory", ("limit_in_bytes", "usage_in_bytes", "total_inactive_file"), 4300),
+    ],
+)
+def test_the_bounds_of_the_groups_that_the_process_is_in_count(
+    tmp_path: Path, membership: str, folder: str, files: tuple[str, str, str], wanted: int
+) -> None:
+    bound, used, cached = files
+    meminfo, root = place(tmp_path, MEMINFO)
+    (root / "membership").write_text(membership)
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    place(root / folder, None, **{bound: "9000", used: "5000", "stat": f"anon 1\n{cached} 300\n"})
+    assert available_memory(meminfo, root, root / "membership") == wanted
+
+
+def test_no_bound_of_version_1_is_none(tmp_path: Path) -> None:
+    (tmp_path / "memory").mkdir()
+    place(tmp_path / "memory", None, limit_in_bytes="9223372036854771712", usage_in_bytes="5", stat="anon 1\n")
+    assert available_memory(tmp_path / "none", tmp_path, tmp_path / "none") is None
 
 
 def test_this_machine_says_something() -> None:

@@ -54,6 +54,18 @@ async def test_a_model_too_large_for_memory_is_refused_before_it_is_read(
         await OracleEngine.start(str(tiny_dir))
 
 
+async def test_a_model_whose_shapes_can_not_be_had_is_read_all_the_same(
+    tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    def from_config(config: object) -> None:
+        raise RuntimeError("Tensor.item() cannot be called on meta tensors")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", from_config)
+    await (await OracleEngine.start(str(tiny_dir))).close()
+
+
 def ask(prompt: SpanPrompt = PLAIN, request_id: str = "r", **options: object) -> EngineRequest:
     sampling = Sampling(**{"max_tokens": 12, **options})  # type: ignore[arg-type]
     return EngineRequest(request_id, prompt, sampling)

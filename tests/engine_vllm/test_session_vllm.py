@@ -135,7 +135,7 @@ def test_documents_are_prefetched_while_candidates_are_written(vllm_session: Ses
 def test_an_answer_of_a_schema_over_documents(vllm_session: Session) -> None:
     """The grammar guides what is decoded behind spans, new and found; a bad schema fails alone."""
     vllm_session.on_host(lambda host: host.engine.reset())
-    kinds = {"name": {"type": "string", "maxLength": 12}, "year": {"type": "integer"}, "dry": {"type": "boolean"}}
+    kinds = {"name": {"type": "string", "maxLength": 12}, "year": {"enum": [1871, 1934]}, "dry": {"type": "boolean"}}
     schema = {"type": "object", "properties": kinds, "required": list(kinds), "additionalProperties": False}
 
     def ask(*names: str, schema: Any = schema) -> Any:
@@ -161,6 +161,10 @@ def test_an_answer_of_a_schema_over_documents(vllm_session: Session) -> None:
     ("options", "message"),
     [
         ({"max_num_batched_token": 64}, r"no option 'max_num_batched_token'.*\(is 'max_num_batched_tokens'"),
+        (
+            {"kv_gib": 1},
+            r"its options: block_size, kv_cache_gib, cpu_kv_cache_gib, max_model_len, adapters, and vLLM's",
+        ),
         ({"scheduler_cls": "x"}, "'scheduler_cls' can't be given: spans need a scheduler"),
         ({"enable_prefix_caching": False}, "spans live in the prefix cache"),
         ({"kv_transfer_config": {}}, "spans need a connector of their own, and vLLM takes one"),

@@ -240,7 +240,8 @@ def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, jud
         assert judge.distance(answer, SpanPrompt(prompt.token_ids)) < 1e-4
 
 
-_SCHEMA = {"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]}
+#: Whatever the model prefers, its answer ends: there is no number to go on with, and no place for white space.
+_SCHEMA = {"type": "string", "enum": ["1871", "1934"]}
 
 
 @pytest.mark.filterwarnings("ignore:max_rollback_tokens is deprecated:DeprecationWarning")  # vLLM's to mend
@@ -252,7 +253,7 @@ def test_a_grammar_that_fails_to_compile_leaves_nothing_behind(rig: Rig, judge: 
     prompt = rig.prompt([rig.document(1), rig.document(2)], repair=repair)
     schema = json.dumps(_SCHEMA)
     warm = rig.one(prompt, max_tokens=40, schema=schema)
-    assert isinstance(json.loads(warm.text)["year"], int)
+    assert json.loads(warm.text) in _SCHEMA["enum"]
     assert warm.last.finish_reason == "stop"
     judge_spans = rig.one(prompt)
     judge.check(judge_spans)

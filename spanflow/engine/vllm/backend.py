@@ -16,6 +16,7 @@ import torch
 
 from spanflow.engine.aside import end_aside, make_aside
 from spanflow.engine.protocol import EngineRequest
+from spanflow.engine.tokenizer import tokenizer_source
 from spanflow.engine.vllm.contract import (
     AsyncEngineArgs,
     AsyncLLM,
@@ -81,9 +82,6 @@ _OURS = {
     "enable_lora": "say adapters",
 }
 
-#: Engine arguments that say how a tokenizer is loaded, besides where it is.
-_TOKENIZER_OPTIONS = ("tokenizer_mode", "trust_remote_code", "download_dir")
-
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse what is no engine argument of vLLM, and what spans need for themselves. Raises QueryError."""
@@ -96,21 +94,19 @@ def check_options(options: Mapping[str, Any]) -> None:
         close = get_close_matches(unknown[0], known, 3)
         raise QueryError(
             f"engine 'vllm' has no option {', '.join(map(repr, unknown))}; its options: block_size, kv_cache_gib, "
-            "max_model_len, adapters, and vLLM's engine arguments"
+            "cpu_kv_cache_gib, max_model_len, adapters, and vLLM's engine arguments"
             + (f" (is {' or '.join(map(repr, close))} meant?)" if close else "")
         )
 
 
-def load_tokenizer(arguments: Mapping[str, Any]) -> Any:
+def load_vllm_tokenizer(arguments: Mapping[str, Any]) -> Any:
     """The tokenizer that vLLM loads by itself for these engine arguments. Raises ModelError."""
     model = str(arguments["model"])
-    place = str(arguments.get("tokenizer") or model)
-    revision = arguments.get("tokenizer_revision") or arguments.get("revision")
-    given = {name: arguments[name] for name in _TOKENIZER_OPTIONS if arguments.get(name) is not None}
+    source = tokenizer_source(model, arguments)
     try:
-        return get_tokenizer(place, revision=revision, **given)
+        return get_tokenizer(source.place, revision=source.revision, **source.options)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"the tokenizer of {model} can't be loaded from {place}: {error}") from error
+        raise ModelError(f"the tokenizer of {model} can't be loaded from {source.place}: {error}") from error
 
 
 async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend | StepBackend:

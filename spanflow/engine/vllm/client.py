@@ -94,7 +94,7 @@ class VllmEngine:
             arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": 64}
         arguments |= options
         if spans:
-            tokenizer = await asyncio.to_thread(backend.load_tokenizer, arguments)
+            tokenizer = await asyncio.to_thread(backend.load_vllm_tokenizer, arguments)
             arguments |= backend.span_arguments(headers=_headers(tokenizer), audit_steps=audit_steps)
         say(f"starting vLLM {contract.version()} on {model}")
         started = await backend.start(arguments, in_process=in_process)
