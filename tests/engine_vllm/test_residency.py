@@ -205,3 +205,19 @@ def test_tails_of_others_are_other_tails(what: str) -> None:
     length = 20 if what == "prefix" else 10
     assert key("", length) == key("", length)
     assert key(what, length) != key("", length)
+
+
+def test_what_has_ended_ends_once() -> None:
+    """Its block is somebody else's since, and stays where it stands in the order of eviction."""
+    found = residency()
+    tail = kept(found, (1,), Lease())
+    found.end(tail)
+    for content in (b"a", b"b"):
+        (block,) = found.pool.get_new_blocks(1)
+        block.set_block_hash(content)
+        found.pool.free_block_queue.append(block)
+        block.ref_cnt = 0
+    order = [block.block_id for block in found.pool.free_block_queue.get_all_free_blocks()]
+    found.end(tail)
+    found.consume(tail)
+    assert [block.block_id for block in found.pool.free_block_queue.get_all_free_blocks()] == order

@@ -261,3 +261,15 @@ def test_what_was_cached_is_counted_once(model_dir: Path) -> None:
     engine.check()
     prefill = engine.sent[name].prefill
     assert (prefill.num_local_cached_tokens, prefill.num_external_cached_tokens) == (0, 48)
+
+
+def test_plain_requests_take_copies_before_sources(model_dir: Path) -> None:
+    engine = start(model_dir, 9, max_model_len=128)
+    prefetch(engine, _HEAD, *behind_header(document(0)))
+    name = engine.send(prompt(document(0)))
+    found = sources(engine, name)
+    engine.finish()
+    engine.send(plain(0, 30))
+    engine.finish()
+    engine.check()
+    assert [is_here(engine, source) for source in found] == [True, True]

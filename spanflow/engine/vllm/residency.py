@@ -106,7 +106,7 @@ class Residency:
 
     def consume(self, tail: Tail) -> None:
         """One consumer of a lease has run; the last one ends it."""
-        if tail.lease is not None and tail.alive:
+        if tail.lease is not None:
             tail.consumers -= 1
             if tail.consumers <= 0:
                 self.end(tail)
