@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from spanflow.engine.vllm.environment import prepare_environment, quiet_start
+from spanflow.engine.environment import prepare_environment, quiet_start
 
 NAMES = ("PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS")
 

@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from spanflow import EngineUnavailable, ModelError, Session
+from spanflow.engine.environment import prepare_environment
 from spanflow.engine.protocol import EngineRequest
 from spanflow.engine.vllm.client import VllmEngine
-from spanflow.engine.vllm.environment import prepare_environment
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
 

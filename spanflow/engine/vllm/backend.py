@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from spanflow.engine.aside import end_aside, make_aside
+from spanflow.engine.environment import quiet_start
 from spanflow.engine.protocol import EngineRequest
 from spanflow.engine.tokenizer import tokenizer_source
 from spanflow.engine.vllm.contract import (
@@ -36,7 +37,6 @@ from spanflow.engine.vllm.contract import (
     current_platform,
     get_tokenizer,
 )
-from spanflow.engine.vllm.environment import quiet_start
 from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError, SpanflowError
 
 E = TypeVar("E", AsyncLLM, LLMEngine)

@@ -11,8 +11,8 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spanflow.engine.environment import prepare_environment, quiet_start
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
-from spanflow.engine.vllm.environment import prepare_environment, quiet_start
 from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice

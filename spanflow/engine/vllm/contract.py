@@ -158,10 +158,9 @@ INSTANCE_NAMES: dict[type, str] = {
 #: Parameters that are given by name.
 PARAMETERS: dict[Callable[..., Any], str] = {
     AsyncEngineArgs: (
-        "block_size disable_log_stats distributed_executor_backend download_dir dtype enable_lora "
-        "enable_prefix_caching enforce_eager kv_cache_memory_bytes kv_transfer_config max_lora_rank max_loras "
-        "max_model_len model revision scheduler_cls tokenizer tokenizer_mode tokenizer_revision trust_remote_code "
-        "use_tqdm_on_load"
+        "block_size disable_log_stats distributed_executor_backend dtype enable_lora enable_prefix_caching "
+        "enforce_eager kv_cache_memory_bytes kv_transfer_config max_lora_rank max_loras max_model_len model "
+        "scheduler_cls use_tqdm_on_load"
     ),
     AsyncLLM.generate: "lora_request priority",
     AsyncLLM.reset_prefix_cache: "reset_running_requests",
