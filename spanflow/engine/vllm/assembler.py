@@ -104,9 +104,14 @@ class Assembler:
         return True
 
     def relocate(self, state: SpanRequest, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remember where the sources are that a request, whose blocks are about to be freed, took over."""
+        """Remember where the sources are that a request, whose blocks are about to be freed, took over, and its head.
+
+        No key of a head was ever rotated, so a prompt's copy is as good as the source, and heads that are computed in
+        their prompt's own step have no other.
+        """
+        assert state.assembly is not None
         size = self.spans.block_size
-        for segment, rotations in state.taken:
+        for segment, rotations in ((state.assembly.segments[0], 0), *state.taken):
             low, high = segment.start // size, -(-segment.end // size)
             own = tuple(blocks[low:high])
             hashes = tuple(block.block_hash for block in own)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.assembly import Range, split
+from spanflow.engine.vllm.assembly import Range, Segment, split
 from spanflow.engine.vllm.contract import AsyncScheduler, RequestStatus, SchedulerOutput
 from spanflow.engine.vllm.spawn import internal_request
 from spanflow.engine.vllm.state import Family, SpanRequest
@@ -29,8 +29,8 @@ class Families:
         self.dropped: set[str] = set()
 
     def is_assembling(self, state: SpanRequest) -> bool:
-        """Whether an equal assembly is under way, so that waiting a step makes this one a prefix hit."""
-        return self._share_key(state) in self.assembling
+        """Whether an equal assembly is under way, or the same head, so that waiting makes this one a prefix hit."""
+        return any(self._block_hash(state, segment.end) in self.assembling for segment in _ends(state))
 
     def start(self, state: SpanRequest, ranges: tuple[Range, ...]) -> None:
         """Queue the ranges and behind them the parent, whose blocks are allocated and whose moves are queued."""
@@ -39,7 +39,7 @@ class Families:
         pieces = split(ranges, scheduler.scheduler_config.long_prefill_token_threshold)
         state.num_families += 1
         names = [f"{parent.request_id}#{state.num_families}-{low}" for low, _ in pieces]
-        family = Family(parent, dict(zip(names, pieces, strict=True)), self._share_key(state))
+        family = Family(parent, dict(zip(names, pieces, strict=True)), self._makes(state, ranges))
         blocks = self.spans.manager.get_blocks(parent.request_id).blocks[0]
         size = self.spans.block_size
         for number, (name, (low, high)) in enumerate(family.members.items()):
@@ -56,8 +56,7 @@ class Families:
         scheduler.waiting.remove_request(parent)
         scheduler.kv_holding_waiting.add_request(parent)
         self.waiting[parent.request_id] = family
-        if family.share_key is not None:
-            self.assembling.add(family.share_key)
+        self.assembling |= family.makes
         self.spans.counters["ranges"] += len(pieces)
 
     def scheduled(self, output: SchedulerOutput) -> None:
@@ -111,9 +110,7 @@ class Families:
             AsyncScheduler.finish_requests(self.spans.scheduler, names, RequestStatus.FINISHED_ABORTED)
 
     def _end(self, name: str) -> None:
-        family = self.waiting.pop(name)
-        if family.share_key is not None:
-            self.assembling.discard(family.share_key)
+        self.assembling -= self.waiting.pop(name).makes
 
     def _fall(self, name: str) -> None:
         """Free parent and members; the parent is resolved again."""
@@ -129,8 +126,20 @@ class Families:
         spans.scheduler.waiting.prepend_request(parent)
         spans.hold(spans.known[name])
 
-    def _share_key(self, state: SpanRequest) -> bytes | None:
-        """The hash of the last full block before the suffix: equal for equal assemblies of one tenant."""
-        assert state.assembly is not None
-        index = state.assembly.suffix // self.spans.block_size - 1
+    def _makes(self, state: SpanRequest, ranges: tuple[Range, ...]) -> frozenset[bytes]:
+        """The last full block before the suffix, and that of the head where a range computes it."""
+        head, last = _ends(state)
+        is_computed = ranges and ranges[0][0] < head.end // self.spans.block_size * self.spans.block_size
+        ends = (head.end, last.end) if is_computed else (last.end,)
+        return frozenset(filter(None, (self._block_hash(state, end) for end in ends)))
+
+    def _block_hash(self, state: SpanRequest, end: int) -> bytes | None:
+        """The hash of the last full block before `end`: equal for equal prompts of one tenant up to there."""
+        index = end // self.spans.block_size - 1
         return state.request.block_hashes[index] if index >= 0 else None
+
+
+def _ends(state: SpanRequest) -> tuple[Segment, Segment]:
+    """Head and last moved segment: what stands before them is the same for many prompts."""
+    assert state.assembly is not None
+    return state.assembly.segments[0], state.assembly.segments[-1]

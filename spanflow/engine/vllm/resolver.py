@@ -243,7 +243,7 @@ class Resolver:
             todo = behind(state.assembly, num_cached)
             found = [self.assembler.locate(segment, state.source(segment)) for segment in todo.segments]
             self._note(state, todo, found)
-            if self._lacks_only_a_new_head(state, todo, found):
+            if self._lacks_only_its_head(state, todo, found):
                 todo, found = with_head_in_context(todo, num_cached), found[1:]
             if all(found) and self.assembler.assemble(state, todo, hits, num_cached, found, front):
                 self._admitted(state, todo)
@@ -271,15 +271,11 @@ class Resolver:
         if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
             raise AssertionError("; ".join(problems))
 
-    def _lacks_only_a_new_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
-        """Whether nothing is missing but a head that was never asked for: then it is computed together with the rest.
-
-        Materialised for later prompts, by a step of its own, it is when other sources are missing as well, or when it
-        comes again.
-        """
-        is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0 and all(found[1:])
+    def _lacks_only_its_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
+        """Whether nothing is missing but the head: then it is computed together with the rest, not by a step before."""
         # vLLM may put a request of another adapter back into its queue by what it has computed, which is nothing.
-        return is_missing and state.sources[0].status == "new" and state.request.lora_request is None
+        is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0 and all(found[1:])
+        return is_missing and state.request.lora_request is None
 
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
         """Say, once for each source, whether it was here, is new, or was evicted."""

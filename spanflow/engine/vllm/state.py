@@ -84,12 +84,12 @@ def _why(source: SourceState) -> str:
 class Family:
     """A parent and the virtual requests (by name) that compute its ranges in context, in order of position.
 
-    `share_key` names the assembly: equal ones wait for it instead of making their own.
+    `makes` are hashes of blocks: who wants them waits for this family instead of making its own.
     """
 
     parent: Request
     members: dict[str, Range]
-    share_key: bytes | None = None
+    makes: frozenset[bytes] = frozenset()
     fallen: bool = False
 
 

@@ -1,0 +1,84 @@
+"""What stands before the first span: computed with its prompt, found in it, materialised only for many; on the real
+scheduler without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from symbolic_prompts import ANSWER, BLOCK, HEADER, document, start
+
+from spanflow.lowering.prompt import Span, SpanPrompt
+
+pytestmark = pytest.mark.vllm
+
+
+def behind(head: int, *documents: tuple[int, ...], question: int = 10) -> SpanPrompt:
+    """Documents behind a head of so many tokens, and a question."""
+    ids, spans = [*range(700, 700 + head - len(HEADER)), *HEADER], []
+    for tokens in documents:
+        spans.append(Span(len(ids), len(ids) + len(tokens), SpanPrompt(HEADER)))
+        ids += tokens
+    return SpanPrompt((*ids, *range(40, 40 + question), *ANSWER), tuple(spans))
+
+
+def engine_with(model_dir: Path, *documents: tuple[int, ...], **options: Any) -> Any:
+    """An engine that has these documents and nothing else."""
+    engine = start(model_dir, 120, **options)
+    for tokens in documents:
+        engine.send(SpanPrompt((*HEADER, *tokens)), keep=True)
+        engine.finish()
+    return engine
+
+
+def run(engine: Any, *prompts: SpanPrompt) -> tuple[int, int, int]:
+    """Sources made, tokens computed, and steps, for prompts that come together."""
+    counters, first = engine.scheduler.spans.counters, len(engine.steps)
+    sources = counters["sources"]
+    for one in prompts:
+        engine.send(one)
+    engine.finish()
+    engine.check()
+    steps = [step.total_num_scheduled_tokens for step in engine.steps[first:] if step.total_num_scheduled_tokens]
+    return counters["sources"] - sources, sum(steps), len(steps)
+
+
+@pytest.mark.parametrize("head", [5, 16, 24, 40])
+def test_a_head_comes_with_its_prompt_and_is_found_in_it(model_dir: Path, head: int) -> None:
+    engine = engine_with(model_dir, document(0), document(1))
+    assert run(engine, behind(head, document(0))) == (0, head + 12, 1)
+    assert run(engine, behind(head, document(1))) == (0, 12, 1)
+    assert run(engine, behind(head, document(1), document(0), question=11)) == (0, 13, 1)
+
+
+def test_a_head_is_not_read_from_blocks_that_were_reused(model_dir: Path) -> None:
+    """What the prompt that computed it left is gone: it is computed again, with the next prompt."""
+    engine = engine_with(model_dir, document(0), document(1))
+    run(engine, behind(24, document(0)))
+    pool = engine.scheduler.spans.residency.pool
+    (where,) = engine.scheduler.spans.copies.relocated.values()
+    pool.evict_blocks({where.blocks[1].block_id})
+    assert run(engine, behind(24, document(1))) == (0, 24 % BLOCK + 12, 1)
+
+
+def test_prompts_that_come_together_compute_the_end_of_their_head_each(model_dir: Path) -> None:
+    """What fills no block is less than a step of its own would cost."""
+    engine = engine_with(model_dir, *(document(n) for n in range(6)))
+    run(engine, behind(24, document(0)))
+    engine.scheduler.spans.copies.relocated.clear()
+    together = [behind(24, document(n), document(n + 1), question=20) for n in range(1, 5)]
+    assert run(engine, *together) == (0, 4 * (24 % BLOCK + 22), 1)
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_prompts_that_come_together_share_a_long_head(model_dir: Path, lag: int) -> None:
+    """One of them computes it, and the others wait for that; while it runs, they compute what fills no block."""
+    engine = engine_with(model_dir, *(document(n) for n in range(6)), lag=lag)
+    together = [behind(90, document(n), document(n + 1), question=20) for n in range(5)]
+    assert run(engine, *together) == (0, 90 + 5 * 22 + 4 * lag * (90 % BLOCK), 2)
+
+
+def test_with_other_sources_missing_a_head_is_made_beside_them(model_dir: Path) -> None:
+    engine = start(model_dir, 120)
+    assert run(engine, behind(40, document(0))) == (2, 40 + 3 + 40 + 12, 2)
