@@ -180,3 +180,56 @@ def test_of_two_prefetches_of_one_document_the_first_counts(model_dir: Path) -> 
     assert engine.sent[first].finished
     assert engine.sent[name].finished
     assert counts(engine)[1] == 0
+
+
+@pytest.mark.parametrize("held_open", ["by its client", "by a grammar that is being compiled"])
+def test_nobody_waits_for_what_others_hold_open(model_dir: Path, held_open: str) -> None:
+    from spanflow.engine.vllm.contract import StructuredOutputsParams
+
+    engine = start(model_dir)
+    if held_open == "by its client":
+        other = engine.send(source(DOCUMENTS[0]), keep=True, resumable=True)
+    else:
+        other = engine.send(
+            source(DOCUMENTS[0]), keep=True, sampling={"structured_outputs": StructuredOutputsParams(json="{}")}
+        )
+    name = engine.send(reader(DOCUMENTS[0]))
+    for _ in range(20):
+        engine.step()
+    assert engine.sent[name].finished
+    assert other in engine.scheduler.requests
+    assert counts(engine)[1] == 1
+    engine.abort(other)
+    engine.check()
+
+
+def test_nobody_waits_for_what_runs_exactly(model_dir: Path) -> None:
+    """It makes no source: its spans are computed in context."""
+    engine = start(model_dir)
+    first = reader(DOCUMENTS[0])
+    anchor = SpanPrompt(first.token_ids[: first.spans[0].end], first.spans)
+    kept = SpanPrompt((*anchor.token_ids, *DOCUMENTS[1]), anchor.spans)
+    other = engine.send(kept, keep=True, sampling={"prompt_logprobs": 1})
+    engine.step()
+    ids = (*anchor.token_ids, 6, *DOCUMENTS[1], 41, 42, 7, 11)
+    name = engine.send(SpanPrompt(ids, (*anchor.spans, Span(len(anchor) + 1, len(anchor) + 91, anchor))))
+    engine.step()
+    made = [r for r in engine.scheduler.requests.values() if r.request_id.startswith("spanflow-source")]
+    assert any(request.prompt_token_ids[-90:] == list(DOCUMENTS[1]) for request in made)
+    assert not engine.sent[other].finished
+    engine.finish()
+    engine.check()
+    assert engine.sent[name].finished
+
+
+def test_a_source_that_was_here_once_is_evicted_and_not_new(model_dir: Path) -> None:
+    """Whether a prompt asked for it, or nobody but a prefetch did."""
+    engine = start(model_dir)
+    engine.send(source(DOCUMENTS[0]), keep=True)
+    engine.send(reader(DOCUMENTS[1]))
+    engine.finish()
+    engine.reset(running=False)
+    name = engine.send(reader(*DOCUMENTS[:2]))
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["evicted"] * 2

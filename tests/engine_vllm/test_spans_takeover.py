@@ -274,3 +274,39 @@ def test_plain_requests_take_copies_before_sources(model_dir: Path) -> None:
     engine.finish()
     engine.check()
     assert [is_here(engine, source) for source in found] == [True, True]
+
+
+def test_of_a_prompt_s_copies_the_last_go_first(model_dir: Path) -> None:
+    """A follow-up turn finds the front of the assembled prompt, and nothing behind what is missing."""
+    engine = start(model_dir, 30, max_model_len=304)
+    one = prompt(document(0), document(1), document(2))
+    engine.send(one)
+    engine.finish()
+    num_empty = sum(block.block_hash is None for block in engine.scheduler.spans.residency.pool.blocks[1:])
+    num_empty -= len(engine.scheduler.spans.residency.tails)
+    engine.send(plain(0, BLOCK * (num_empty + 3) - 1))
+    engine.finish()
+    name = engine.send(SpanPrompt((*one.token_ids, 50, 51), one.spans))
+    engine.finish()
+    engine.check()
+    assert engine.sent[name].prefill.num_local_cached_tokens == (len(one) // BLOCK - 3) * BLOCK
+
+
+def test_what_runs_takes_copies_before_sources(model_dir: Path) -> None:
+    """Nothing waits, the pool is full of both, and two answers get a block more in the same step."""
+    engine = start(model_dir, 13, max_model_len=128)
+    prefetch(engine, _HEAD, *behind_header(document(0)))
+    answers = [engine.send(plain(number, 2 * BLOCK - 1), 9) for number in range(2)]
+    engine.step()
+    name = engine.send(prompt(document(0)))
+    found = sources(engine, name)
+    engine.step()
+    assert engine.sent[name].finished
+    assert not engine.scheduler.waiting
+    pool = engine.scheduler.spans.residency.pool
+    before = pool.get_num_free_blocks()
+    engine.step()
+    assert pool.get_num_free_blocks() == before - len(answers)
+    assert [is_here(engine, source) for source in found] == [True, True]
+    engine.finish()
+    engine.check()

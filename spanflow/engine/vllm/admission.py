@@ -43,7 +43,7 @@ def expect(spans: Resolver, request: Request) -> None:
     Only where it ends with its prompt: nobody waits for an answer, or for what a client may hold open.
     """
     state, params = spans.known[request.request_id], request.sampling_params
-    if spans.unsupported or state.exact or request.resumable or params is None:
+    if state.exact or request.resumable or params is None:
         return
     if params.max_tokens == 1 and not params.structured_outputs:
         state.makes = source_keys(request, state.prompt, spans.block_size, spans.hash_fn).key
