@@ -51,7 +51,10 @@ class Assembler:
             blocks = [*blocks, tail.block] if tail is not None else None
         if blocks is not None:
             return Found(blocks, start % size, start)
-        relocated = self.spans.copies.relocated.get(keys.key)
+        # A head is not looked for where another prompt moved it: off its alignment it takes a block more, which nobody
+        # could take over.
+        copies = self.spans.copies
+        relocated = (copies.heads if segment.span < 0 else copies.relocated).get(keys.key)
         if relocated is None or relocated.rotations >= self.max_rotations:
             return None
         return relocated.find(start, end, size)
@@ -104,14 +107,16 @@ class Assembler:
         return True
 
     def relocate(self, state: SpanRequest, blocks: Sequence[KVCacheBlock]) -> None:
-        """Remember where the sources are that a request, whose blocks are about to be freed, took over, and its head.
-
-        No key of a head was ever rotated, so a prompt's copy is as good as the source, and heads that are computed in
-        their prompt's own step have no other.
-        """
+        """Before a request's blocks are freed: remember where the sources are that it took over, and what its head has
+        behind its full blocks: computed with its prompt, it has no other source."""
         assert state.assembly is not None
-        size = self.spans.block_size
-        for segment, rotations in ((state.assembly.segments[0], 0), *state.taken):
+        size, copies = self.spans.block_size, self.spans.copies
+        end = state.assembly.segments[0].end
+        last = end // size
+        if end % size and len(blocks) > last and (block := blocks[last]).block_hash is not None:
+            where = Relocated(last * size, end, (block,), (block.block_hash,), 0, 0, 0)
+            copies.keep_head(state.sources[0].keys.key, where)
+        for segment, rotations in state.taken:
             low, high = segment.start // size, -(-segment.end // size)
             own = tuple(blocks[low:high])
             hashes = tuple(block.block_hash for block in own)
@@ -119,7 +124,7 @@ class Assembler:
                 continue  # Its blocks are not full, so nobody could tell later whether they are still the same.
             end = segment.source_start + segment.end - segment.start
             where = Relocated(segment.source_start, end, own, hashes, segment.start % size, segment.delta, rotations)
-            self.spans.copies.relocate(state.source(segment).keys.key, where)
+            copies.relocate(state.source(segment).keys.key, where)
 
     def _take_over(
         self,

@@ -22,6 +22,7 @@ class Copies:
         self.pool = pool
         self.tails = tails
         self.relocated: OrderedDict[Hashable, Relocated] = OrderedDict()
+        self.heads: OrderedDict[Hashable, Relocated] = OrderedDict()
         self._hashes: OrderedDict[int, Hashable] = OrderedDict()
 
     def add(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -33,10 +34,17 @@ class Copies:
 
     def relocate(self, source: Hashable, where: Relocated) -> None:
         """Take note of what is left of a source that was taken over."""
-        self.relocated[source] = where
-        self.relocated.move_to_end(source)
-        if len(self.relocated) > self.pool.num_gpu_blocks:
-            self.relocated.popitem(last=False)
+        self._keep(self.relocated, source, where)
+
+    def keep_head(self, source: Hashable, where: Relocated) -> None:
+        """Take note of where a prompt has the end of its head."""
+        self._keep(self.heads, source, where)
+
+    def _keep(self, places: OrderedDict[Hashable, Relocated], source: Hashable, where: Relocated) -> None:
+        places[source] = where
+        places.move_to_end(source)
+        if len(places) > self.pool.num_gpu_blocks:
+            places.popitem(last=False)
 
     def make_way(self, num_blocks: int) -> None:
         """Let the next `num_blocks` of the free queue hold nothing worth keeping, as far as there are copies."""
@@ -82,7 +90,8 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Relocated:
-    """Tokens `[start, end)` of a source that was taken over, inside the prompt that took it, `shift` positions on."""
+    """Tokens `[start, end)` of a source that was taken over, inside the prompt that took it, `shift` positions on; or
+    the end of a head, inside a prompt that begins with it."""
 
     start: int
     end: int

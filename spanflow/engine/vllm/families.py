@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.assembly import Range, Segment, split
+from spanflow.engine.vllm.assembly import Range, split
 from spanflow.engine.vllm.contract import AsyncScheduler, RequestStatus, SchedulerOutput
 from spanflow.engine.vllm.spawn import internal_request
 from spanflow.engine.vllm.state import Family, SpanRequest
@@ -29,8 +29,12 @@ class Families:
         self.dropped: set[str] = set()
 
     def is_assembling(self, state: SpanRequest) -> bool:
-        """Whether an equal assembly is under way, or the same head, so that waiting makes this one a prefix hit."""
-        return any(self._block_hash(state, segment.end) in self.assembling for segment in _ends(state))
+        """Whether an equal assembly is under way, so that waiting a step makes this one a prefix hit."""
+        return self._block_hash(state, -1) in self.assembling
+
+    def is_making_head(self, state: SpanRequest) -> bool:
+        """Whether a family computes the full blocks of the same head."""
+        return self._block_hash(state, 0) in self.assembling
 
     def start(self, state: SpanRequest, ranges: tuple[Range, ...]) -> None:
         """Queue the ranges and behind them the parent, whose blocks are allocated and whose moves are queued."""
@@ -127,19 +131,18 @@ class Families:
         spans.hold(spans.known[name])
 
     def _makes(self, state: SpanRequest, ranges: tuple[Range, ...]) -> frozenset[bytes]:
-        """The last full block before the suffix, and that of the head where a range computes it."""
-        head, last = _ends(state)
-        is_computed = ranges and ranges[0][0] < head.end // self.spans.block_size * self.spans.block_size
-        ends = (head.end, last.end) if is_computed else (last.end,)
-        return frozenset(filter(None, (self._block_hash(state, end) for end in ends)))
+        """Hashes of the last full block before the suffix, if a span begins before its end, and of the head's last one,
+        if a range computes it."""
+        assert state.assembly is not None
+        size, segments, made = self.spans.block_size, state.assembly.segments, []
+        if segments[-1].end // size > segments[0].end // size:
+            made.append(self._block_hash(state, -1))
+        if ranges and ranges[0][0] < segments[0].end // size * size:
+            made.append(self._block_hash(state, 0))
+        return frozenset(filter(None, made))
 
-    def _block_hash(self, state: SpanRequest, end: int) -> bytes | None:
-        """The hash of the last full block before `end`: equal for equal prompts of one tenant up to there."""
-        index = end // self.spans.block_size - 1
+    def _block_hash(self, state: SpanRequest, segment: int) -> bytes | None:
+        """The hash of the last full block before a segment's end: equal for equal prompts of one tenant up to there."""
+        assert state.assembly is not None
+        index = state.assembly.segments[segment].end // self.spans.block_size - 1
         return state.request.block_hashes[index] if index >= 0 else None
-
-
-def _ends(state: SpanRequest) -> tuple[Segment, Segment]:
-    """Head and last moved segment: what stands before them is the same for many prompts."""
-    assert state.assembly is not None
-    return state.assembly.segments[0], state.assembly.segments[-1]

@@ -244,6 +244,8 @@ class Resolver:
             found = [self.assembler.locate(segment, state.source(segment)) for segment in todo.segments]
             self._note(state, todo, found)
             if self._lacks_only_its_head(state, todo, found):
+                if self.family.is_making_head(state):
+                    continue
                 todo, found = with_head_in_context(todo, num_cached), found[1:]
             if all(found) and self.assembler.assemble(state, todo, hits, num_cached, found, front):
                 self._admitted(state, todo)
@@ -292,8 +294,8 @@ class Resolver:
             self.residency.remember(key)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> bool:
-        """An internal request for each missing source, unless one is under way, or a prefetch of it. Whether one of
-        these waits as well.
+        """An internal request for each missing source, unless one is under way, or a prefetch of it, or a prompt with
+        the same head. Whether one of these requests waits as well.
 
         A source that was made for this request and lost again is made anew only when the request is the
         first in the queue (which keeps it): two requests must not evict each other's sources for ever.
@@ -301,7 +303,7 @@ class Resolver:
         is_stuck = False
         for segment, blocks in zip(todo.segments, found, strict=True):
             source = state.source(segment)
-            if blocks is not None:
+            if blocks is not None or (segment.span < 0 and self.family.is_making_head(state)):
                 continue
             name = self.by_source.get(source.keys.key)
             if name is not None:
