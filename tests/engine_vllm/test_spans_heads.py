@@ -90,8 +90,9 @@ def test_a_head_that_is_cached_is_waited_for_by_nobody(model_dir: Path) -> None:
     run(engine, behind(36, document(0)))
     small = behind(36, document(0, 5), question=20)
     assert small.spans[-1].end // BLOCK == 36 // BLOCK
+    engine.scheduler.spans.copies.heads.clear()  # so that each computes the end of its head
     together = [small, behind(36, document(1), question=20), behind(36, document(1), document(0), question=20)]
-    assert run(engine, *together) == (0, 3 * 22, 1)
+    assert run(engine, *together) == (0, 3 * (36 % BLOCK + 22), 1)
 
 
 def test_who_waits_for_a_head_has_its_documents_made_meanwhile(model_dir: Path) -> None:
