@@ -275,8 +275,8 @@ class Resolver:
 
     def _lacks_only_its_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
         """Whether nothing is missing but the head: then it is computed together with the rest, not by a step before."""
-        # vLLM may put a request of another adapter back into its queue by what it has computed, which is nothing.
         is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0 and all(found[1:])
+        # vLLM may put a request of another adapter back into its queue by what it has computed, which is nothing.
         return is_missing and state.request.lora_request is None
 
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
