@@ -100,9 +100,13 @@ class Pair:
 
 
 @asynccontextmanager
-async def started_pair(model: str, **options: Any) -> AsyncIterator[Pair]:
-    """Start both engines, and stop them in the end. Raises what an engine's start raises; SpansUnsupported too."""
-    _give_both_all_cores()
+async def started_pair(model: str, *, cores: str, **options: Any) -> AsyncIterator[Pair]:
+    """Start both engines, and stop them in the end. `cores`: what they compute on, one of `_options.CORES`.
+
+    Raises what an engine's start raises; SpansUnsupported too.
+    """
+    if cores == "same":
+        _give_both_all_cores()
     directory = str(resolve_model(model, progress=say))
     begun = time.perf_counter()
     ours = await VllmEngine.start(directory, require_spans=True, **options)
@@ -132,10 +136,9 @@ def _check_pools(gib: float) -> None:
 
 
 def _give_both_all_cores() -> None:
-    """Let both engines compute on the same cores.
+    """Let both engines compute on all cores; what the user set stays.
 
-    Left alone, vLLM keeps one core free on a CPU, two beside a KV connector such as ours, and none where that would
-    leave none: on two cores stock would compute on one of them, and ours on both. What the user set stays.
+    Left alone on two cores, stock would compute on one of them, and ours on both (see `cores_left_free`).
     """
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 

@@ -7,6 +7,10 @@ from pathlib import Path
 
 from spanflow.installing import install_advice
 
+#: What the engines of a benchmark compute on where there is no GPU. same: both on all cores. vllm: each on as many as
+#: it takes by itself; of two cores that is one for stock and two for ours, so ratios are higher than what spans give.
+CORES = ("same", "vllm")
+
 
 def bare_parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
     """A parser with the options of a benchmark that needs no engine; a benchmark adds its own."""
@@ -25,6 +29,9 @@ def parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
     options = bare_parser(name, about, repeats=repeats)
     options.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result; needs matplotlib")
     options.add_argument("--model", default="smollm2", help="a known name, a directory or a hub name")
+    options.add_argument(
+        "--cores", choices=CORES, default=CORES[0], help="same: both engines on all cores; vllm: as vLLM does"
+    )
     return options
 
 

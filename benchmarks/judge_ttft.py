@@ -53,6 +53,7 @@ async def _main(options: argparse.Namespace) -> None:
         "rounds_at_most": options.repeats,
         "outers_per_round": num_outers,
         "kv_gib": options.kv_gib,
+        "cores": options.cores,
     }
     report = Report("judge_ttft", this_machine(), versions(), options.seed, sizes)
     print(report.heading(), flush=True)
@@ -62,7 +63,8 @@ async def _main(options: argparse.Namespace) -> None:
         records[temperature] = {key: Record() for key in keys}
     made = {temperature: Candidates() for temperature in TEMPERATURES}
     window = max(fanouts) * (options.tokens + _TURN_TOKENS) + 256
-    async with started_pair(options.model, max_model_len=window, kv_cache_gib=options.kv_gib) as pair:
+    engine_options = {"max_model_len": window, "kv_cache_gib": options.kv_gib}
+    async with started_pair(options.model, cores=options.cores, **engine_options) as pair:
         await _warm_up(pair, options.seed)
         for number in range(options.repeats):
             for temperature in TEMPERATURES:

@@ -85,6 +85,7 @@ async def _main(options: argparse.Namespace) -> None:
         "documents": str(options.documents or "the package's corpus"),
         "pool": "twice a prompt's documents",
         "kv_gib": options.kv_gib,
+        "cores": options.cores,
     }
     report = Report("rag_ttft", this_machine(), versions(), options.seed, sizes)
     print(report.heading(), flush=True)
@@ -92,7 +93,7 @@ async def _main(options: argparse.Namespace) -> None:
     window = max(p.num_tokens for p in points) * 5 // 4 + 256
     records: Records = {point: {one: Record() for one in (*who, CLOSED_BOOK)} for point in points}
     engine_options = {"max_model_len": window, "kv_cache_gib": options.kv_gib, "max_logprobs": TOP_TOKENS}
-    async with started_pair(options.model, **engine_options) as pair:
+    async with started_pair(options.model, cores=options.cores, **engine_options) as pair:
         pools = {}
         for point in points:
             size = (point.num_tokens - overhead_tokens(pair.template)) // point.num_documents

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import Any
 
 import pytest
 
 from benchmarks import _engines
 from benchmarks._engines import Pair
+from spanflow.errors import ModelError
 from spanflow.lowering.prompt import SpanPrompt
 
 
@@ -42,3 +44,24 @@ def test_both_engines_get_all_cores_unless_the_user_said_otherwise(monkeypatch: 
     monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "3")
     _engines._give_both_all_cores()
     assert os.environ["VLLM_CPU_NUM_OF_RESERVED_CPU"] == "3"
+
+
+@pytest.mark.parametrize(("cores", "reserved"), [("same", "0"), ("vllm", None)])
+async def test_cores_are_those_that_were_asked_for(
+    monkeypatch: pytest.MonkeyPatch, cores: str, reserved: str | None
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")  # so that it is put back in the end
+    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU")
+    seen: list[str | None] = []
+
+    async def start(*_: Any, **options: Any) -> Any:
+        assert options == {"require_spans": True, "kv_cache_gib": 1.0}
+        seen.append(os.environ.get("VLLM_CPU_NUM_OF_RESERVED_CPU"))
+        raise ModelError("no model")
+
+    monkeypatch.setattr(_engines.VllmEngine, "start", start)
+    monkeypatch.setattr(_engines, "resolve_model", lambda model, progress: model)
+    with pytest.raises(ModelError, match="no model"):
+        async with _engines.started_pair("m", cores=cores, kv_cache_gib=1.0):
+            pass
+    assert seen == [reserved]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from spanflow.engine.environment import prepare_environment, quiet_start
+from spanflow.engine.environment import cores_left_free, prepare_environment, quiet_start
 
 NAMES = ("PYTHONWARNINGS", "TORCH_CPP_LOG_LEVEL", "TORCH_LOGS")
 
@@ -57,3 +58,40 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["TORCH_LOGS"] == "+dynamo"
     assert os.environ["TORCH_CPP_LOG_LEVEL"] == "INFO"
     assert "PYTHONWARNINGS" not in os.environ
+
+
+def test_what_one_start_needs_besides_goes_with_the_last(before: dict[str, str]) -> None:
+    one, other = quiet_start(), quiet_start({"VLLM_SOMETHING": "1"})
+    one.__enter__()
+    with other:
+        assert os.environ["VLLM_SOMETHING"] == "1"
+    one.__exit__(None, None, None)
+    assert environment() == before
+
+
+@pytest.mark.parametrize(
+    ("threads_of", "num_workers", "free"),
+    [
+        ({0: "0"}, 1, None),
+        ({0: "0", 1: "1"}, 1, None),  # vLLM would leave two, which is all, so it leaves none
+        ({0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}, 1, None),
+        ({0: "0", 1: "1", 2: "2"}, 1, "1"),
+        ({0: "0", 1: "1", 2: "2"}, 2, None),
+        ({number: str(number) for number in range(8)}, 2, "2"),
+    ],
+)
+def test_stock_vllm_has_no_core_more(
+    monkeypatch: pytest.MonkeyPatch, threads_of: dict[int, str], num_workers: int, free: str | None
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(threads_of))
+    monkeypatch.setattr(Path, "read_text", lambda path: threads_of[int(path.parts[5].removeprefix("cpu"))] + "\n")
+    assert cores_left_free(num_workers).get("VLLM_CPU_NUM_OF_RESERVED_CPU") == free
+
+
+def test_cores_are_counted_where_the_system_does_not_say_which_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> str:
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    monkeypatch.setattr(Path, "read_text", read)
+    assert cores_left_free(1) == {"VLLM_CPU_NUM_OF_RESERVED_CPU": "1"}

@@ -186,6 +186,26 @@ async def test_what_keeps_torch_quiet_is_there_for_the_start_alone(
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize(
+    ("arguments", "free"),
+    [
+        ({}, None),
+        ({"scheduler_cls": "s"}, "1"),
+        ({"scheduler_cls": "s", "tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "4"),
+    ],
+)
+async def test_an_engine_with_spans_computes_on_as_many_cores_as_one_without(
+    made: Made, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], free: str | None
+) -> None:
+    from spanflow.engine.vllm import backend
+
+    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU", raising=False)
+    monkeypatch.setattr("spanflow.engine.environment._num_cores", lambda: 16)
+    with pytest.raises(ModelError):
+        await backend.start({"model": "m", **arguments}, in_process=False)
+    assert made.environment.get("VLLM_CPU_NUM_OF_RESERVED_CPU") == free  # type: ignore[attr-defined]
+
+
 @pytest.mark.slow
 def test_vllm_is_imported_in_silence_and_the_environment_is_as_before() -> None:
     program = """

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from spanflow.engine.aside import end_aside, make_aside
-from spanflow.engine.environment import quiet_start
+from spanflow.engine.environment import cores_left_free, quiet_start
 from spanflow.engine.protocol import EngineRequest
 from spanflow.engine.tokenizer import tokenizer_source
 from spanflow.engine.vllm.contract import (
@@ -139,7 +139,8 @@ async def _attached(kind: Callable[[E, bool], B], engine: E, end: Callable[[E], 
 
 
 def _in_its_process(given: Mapping[str, Any]) -> AsyncLLM:
-    with quiet_start():
+    workers = given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1)
+    with quiet_start(cores_left_free(workers) if "scheduler_cls" in given else None):
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
 
 
