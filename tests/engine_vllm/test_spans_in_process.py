@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -165,6 +166,27 @@ def test_the_audit_finds_a_lost_reference(rig: Rig) -> None:
         assert rig.scheduler.audit()["problems"] == []
     finally:
         backend.resume()
+
+
+@pytest.mark.parametrize("is_added", [False, True])
+def test_a_caller_cancelled_while_a_step_runs_leaves_nothing_behind(rig: Rig, is_added: bool) -> None:
+    """Before its request is handed over, which waits for the step, and after."""
+    rig.reset()
+    backend = rig.engine._backend
+    backend.pause()
+    try:
+        with nullcontext() if is_added else backend.lock:  # as a step holds it
+            task = start(rig, rig.prompt([rig.document(3)]), f"cancelled-{is_added}", max_tokens=100)
+            rig.wait(until(lambda: is_added == bool(backend.queues)))
+            rig.wait(asyncio.sleep(0.05))
+            ended = asyncio.run_coroutine_threadsafe(cancelled(task), rig.loop)
+            rig.wait(asyncio.sleep(0.05))
+        ended.result(20)
+        rig.wait(until(lambda: not backend.queues))
+        assert not any("cancelled" in name for name in rig.scheduler.requests)
+    finally:
+        backend.resume()
+    rig.assert_idle()
 
 
 def test_a_lease_ends_with_its_consumer_by_time_and_by_release(rig: Rig) -> None:

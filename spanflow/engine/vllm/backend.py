@@ -8,6 +8,7 @@ import platform
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -204,10 +205,10 @@ def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
 
 
 def _prompt(request: EngineRequest) -> TokensPrompt:
-    ids = list(request.prompt.token_ids)
-    if request.salt is None:
-        return TokensPrompt(prompt_token_ids=ids)
-    return TokensPrompt(prompt_token_ids=ids, cache_salt=request.salt)
+    prompt = TokensPrompt(prompt_token_ids=list(request.prompt.token_ids))
+    if request.salt is not None:
+        prompt["cache_salt"] = request.salt
+    return prompt
 
 
 class AsyncBackend:
@@ -225,21 +226,20 @@ class AsyncBackend:
         self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request; leaving early aborts it."""
-        params = sampling_params(request, extra)
-        pieces = self.engine.generate(
-            _prompt(request), params, request.request_id, lora_request=_lora(lora), priority=request.priority
-        )
         try:
-            async for piece in pieces:
-                yield piece
+            prompt, params = _prompt(request), sampling_params(request, extra)
+            pieces = self.engine.generate(
+                prompt, params, request.request_id, lora_request=_lora(lora), priority=request.priority
+            )
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
         except EngineDeadError as error:
             raise EngineDied(
                 f"vLLM's engine stopped while {request.request_id} was in flight; open a new session"
             ) from error
         except _REFUSALS as error:
             raise QueryError(f"vLLM refused {request.request_id}: {error}") from error
-        finally:
-            await pieces.aclose()
 
     async def reset(self) -> bool:
         """Forget cached KV; running requests start again."""
@@ -280,40 +280,43 @@ class StepBackend:
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request; leaving early aborts it."""
         name, queue = request.request_id, asyncio.Queue[RequestOutput | BaseException]()
-        params = sampling_params(request, extra)
+        finished = abandoned = False
 
         def add() -> None:
             with self.wake:
                 if self.failure is not None or self.stopping:
                     raise EngineDied(f"the engine has stopped ({self.failure or 'closed'}); open a new session")
+                if abandoned:  # by a caller who was cancelled while this thread waited for a step to end
+                    return
+                prompt, params = _prompt(request), sampling_params(request, extra)
+                self.engine.add_request(name, prompt, params, lora_request=_lora(lora), priority=request.priority)
                 self.queues[name] = queue
-                self.engine.add_request(
-                    name, _prompt(request), params, lora_request=_lora(lora), priority=request.priority
-                )
                 self.wake.notify()
 
         try:
             await asyncio.to_thread(add)
-        except _REFUSALS as error:
-            self.queues.pop(name, None)
-            raise QueryError(f"vLLM refused {name}: {error}") from error
-        finished = False
-        try:
             while not finished:
                 piece = await queue.get()
                 if isinstance(piece, BaseException):
+                    finished = True
                     raise EngineDied(f"the engine failed while {name} was in flight: {piece}") from piece
                 finished = piece.finished
                 yield piece
+        except _REFUSALS as error:
+            finished = True
+            raise QueryError(f"vLLM refused {name}: {error}") from error
         finally:
-            self.queues.pop(name, None)
-            if not finished:
+            abandoned = True
+            if finished:
+                self.queues.pop(name, None)
+            else:
                 await asyncio.to_thread(self._abort, name)
 
     def _abort(self, name: str) -> None:
         with self.wake:
-            self.engine.abort_request([name])
-            self.wake.notify()
+            if self.queues.pop(name, None) is not None:
+                self.engine.abort_request([name])
+                self.wake.notify()
 
     def pause(self) -> None:
         """Stop stepping, so that a test can look at the scheduler or step by hand with `step`."""
@@ -358,9 +361,10 @@ class StepBackend:
                         return
                     self._step()
         except BaseException as error:  # noqa: BLE001 - the engine is broken: everybody who waits for it must know
-            self.failure = error
-            for queue in list(self.queues.values()):
-                self.loop.call_soon_threadsafe(queue.put_nowait, error)
+            with self.lock:
+                self.failure = error
+                for queue in list(self.queues.values()):
+                    self.loop.call_soon_threadsafe(queue.put_nowait, error)
 
     def _has_work(self) -> bool:
         client = self.engine.engine_core

@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -202,12 +203,9 @@ class VllmEngine:
                 raise QueryError(f"unknown adapter {request.adapter!r}; this engine was started with: {known}")
             lora = (request.adapter, *self._adapters[request.adapter])
         extra = None if ask is None else {KEY: encode(ask)}
-        pieces = self._backend.generate(request, extra, lora)
-        try:
+        async with aclosing(self._backend.generate(request, extra, lora)) as pieces:
             async for piece in pieces:
                 yield piece
-        finally:
-            await pieces.aclose()
 
     async def _ask(
         self, ask: Ask, prompt: SpanPrompt | None = None, max_tokens: int = 1, **tenant: str | None

@@ -160,7 +160,7 @@ PARAMETERS: dict[Callable[..., Any], str] = {
     AsyncEngineArgs: (
         "block_size disable_log_stats distributed_executor_backend dtype enable_lora enable_prefix_caching "
         "enforce_eager kv_cache_memory_bytes kv_transfer_config max_lora_rank max_loras max_model_len model "
-        "scheduler_cls use_tqdm_on_load"
+        "pipeline_parallel_size scheduler_cls tensor_parallel_size use_tqdm_on_load"
     ),
     AsyncLLM.generate: "lora_request priority",
     AsyncLLM.reset_prefix_cache: "reset_running_requests",

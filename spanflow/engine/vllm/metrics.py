@@ -71,8 +71,7 @@ class Reporter:
 
     def take(self) -> KVConnectorStats | None:
         """What was counted since the last call, or None."""
-        new = {name: self._counters[name] - self._reported[name] for name in COUNTERS}
-        new = {name: value for name, value in new.items() if value}
+        new = {name: value for name in COUNTERS if (value := self._counters[name] - self._reported[name])}
         if not new:
             return None
         self._reported.update(new)
