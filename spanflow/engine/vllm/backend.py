@@ -205,10 +205,10 @@ def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
 
 
 def _prompt(request: EngineRequest) -> TokensPrompt:
-    prompt = TokensPrompt(prompt_token_ids=list(request.prompt.token_ids))
-    if request.salt is not None:
-        prompt["cache_salt"] = request.salt
-    return prompt
+    ids = list(request.prompt.token_ids)
+    if request.salt is None:
+        return TokensPrompt(prompt_token_ids=ids)
+    return TokensPrompt(prompt_token_ids=ids, cache_salt=request.salt)
 
 
 class AsyncBackend:
