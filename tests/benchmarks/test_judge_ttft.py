@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
+from benchmarks import _judge
 from benchmarks._engines import Answer, Pair
 from benchmarks._judge import (
     ALL,
@@ -16,6 +19,7 @@ from benchmarks._judge import (
     Contestant,
     Record,
     inner_query,
+    outer_head,
     outer_prompt,
     run_round,
 )
@@ -77,11 +81,41 @@ async def test_stock_and_ours_are_asked_the_same(pair: Pair) -> None:
     assert [prompt.tokens(span)[-2:] for span in prompt.spans] == [(9, 10), (10, 11), (11, 12)]
 
 
-async def test_heads_are_shorter_than_a_block(pair: Pair) -> None:
-    """Or outer prompts of one engine would share it."""
-    answers = [Generated(SpanPrompt((2, 3, 4)), (9, 10), "")]
-    prompt = outer_prompt(pair.template, inner_query(0, 1, 0.8, 40), answers, "Case 0-999-released-0.8.")
-    assert prompt.spans[0].start < 32
+async def test_heads_are_new_and_of_one_length(pair: Pair) -> None:
+    inner, answers = inner_query(0, 1, 0.8, 40), [Generated(SpanPrompt((2, 3, 4)), (9, 10), "")]
+    seen: list[tuple[int, ...]] = []
+    for temperature, *place in itertools.product((0.8, 0.0), (0, 1), (1, 24), (0, 12), (5, 6)):
+        prompts = {
+            who: outer_prompt(pair.template, inner, answers, outer_head(who, temperature, *place)) for who in ALL
+        }
+        assert len({prompt.spans[0].start for prompt in prompts.values()}) == 1
+        assert prompts[STOCK] == prompts[LEASED], "what is compared are the same tokens"
+        seen += [prompts[who].token_ids for who in ALL if who is not STOCK]
+    assert len(set(seen)) == len(seen) == 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("alike", "found"),
+    [((STOCK,), "stock"), ((FULL,), "ours, exact"), ((LEASED, REPAIR_16), r"ours, leased, repair\(16\)")],
+    ids=["stock", "full", "repaired"],
+)
+async def test_a_head_that_is_in_the_cache_ends_the_run(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, alike: tuple[Contestant, ...], found: str
+) -> None:
+    """Of the same candidates, which some read behind one head and the others each behind a new one."""
+    numbers = itertools.count()
+    monkeypatch.setattr(_judge, "outer_head", lambda one, *_: "Case A." if one in alike else f"Case {next(numbers)}.")
+
+    async def run() -> None:
+        records = {(6, who): Record() for who in ALL}
+        for _ in range(2):
+            await run_round(
+                pair, 0, 0.0, records, Candidates(), fanouts=(6,), who=ALL, num_outers=2, max_tokens=40, seed=5
+            )
+
+    expected = rf"^{found}, outer prompt 'Case A\.': \d+ tokens outside of spans were in the cache, expected at most"
+    with pytest.raises(RuntimeError, match=expected):
+        await run()
 
 
 async def test_rows_and_figures_of_a_run(pair: Pair) -> None:
