@@ -73,7 +73,7 @@ def rows(records: Records) -> list[Row]:
         stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
         for who, record in by_contestant.items():
             good = quality(record, stock, closed)
-            known = "hit" if who.has_spans else "recomputed"
+            known = "hit" if who.has_spans else "prefix, if any" if who.canonical else "recomputed"
             for cache, rounds in ((known, record.hits), ("new", record.misses), ("prefix hit", record.repeats)):
                 if _flat(rounds):
                     row = _times(point, rounds, baseline(by_contestant)) | good

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ from benchmarks._judge import (
     run_round,
 )
 from benchmarks._judge_report import COLUMNS, figures, label, notes, panels, rows
-from spanflow.engine.protocol import SpanReport, Usage
+from spanflow.engine.protocol import Engine, SpanReport, Usage
 from spanflow.lowering.lower import Generated
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -81,6 +82,26 @@ async def test_stock_and_ours_are_asked_the_same(pair: Pair) -> None:
     assert [prompt.tokens(span)[-2:] for span in prompt.spans] == [(9, 10), (10, 11), (11, 12)]
 
 
+async def test_all_are_compared_with_full_attention_over_the_same_tokens(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, SpanPrompt]] = []
+    ask = pair.ask
+
+    async def noted(engine: Engine, prompt: SpanPrompt, **options: Any) -> Answer:
+        asked.append((engine is pair.stock, prompt))
+        return await ask(engine, prompt, **options)
+
+    monkeypatch.setattr(pair, "ask", noted)
+    who = (STOCK, LEASED, REPAIR_16)
+    records = {(3, one): Record() for one in who}
+    await run_round(pair, 0, 0.8, records, Candidates(), fanouts=(3,), who=who, num_outers=2, max_tokens=40, seed=5)
+    on_stock = [prompt.token_ids for of_stock, prompt in asked if of_stock]
+    assert {prompt.token_ids for of_stock, prompt in asked if not of_stock} == set(on_stock)
+    assert len(on_stock) == 4, "what stock was asked already is not asked again"
+    assert all(len(records[3, one].same) == 2 for one in (LEASED, REPAIR_16))
+
+
 async def test_heads_are_new_and_of_one_length(pair: Pair) -> None:
     inner, answers = inner_query(0, 1, 0.8, 40), [Generated(SpanPrompt((2, 3, 4)), (9, 10), "")]
     seen: list[tuple[int, ...]] = []
@@ -89,6 +110,7 @@ async def test_heads_are_new_and_of_one_length(pair: Pair) -> None:
             who: outer_prompt(pair.template, inner, answers, outer_head(who, temperature, *place)) for who in ALL
         }
         assert len({prompt.spans[0].start for prompt in prompts.values()}) == 1
+        assert len({len(outer_head(who, temperature, *place)) for who in ALL}) == 1, "a letter is a token anywhere"
         assert prompts[STOCK] == prompts[LEASED], "what is compared are the same tokens"
         seen += [prompts[who].token_ids for who in ALL if who is not STOCK]
     assert len(set(seen)) == len(seen) == 4 * 32
