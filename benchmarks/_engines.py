@@ -82,6 +82,12 @@ class Pair:
         asked = (_run(engine, prompt, seed=seed, **options) for prompt, seed in zip(prompts, each, strict=True))
         return list(await asyncio.gather(*asked))
 
+    async def begin(self, engine: Engine, head: SpanPrompt) -> None:
+        """Empty an engine's cache, but for what a prompt of the head alone, which all prompts share, leaves there."""
+        await self._take_turn(engine)
+        await engine.reset()
+        await _run(engine, head)
+
     async def move_seconds(self) -> float:
         """The seconds that our worker has spent in moves so far."""
         await self._take_turn(self.ours)
@@ -151,6 +157,26 @@ def say(text: str) -> None:
 def plain(prompt: SpanPrompt) -> SpanPrompt:
     """The same tokens without spans: what stock vLLM is given, and full attention on ours."""
     return SpanPrompt(prompt.token_ids)
+
+
+def check_found(answer: Answer, what: str, *, num_shared: int = 0, may_hit: bool = True) -> Answer:
+    """The answer, if its prompt was new to the cache, but for `num_shared` tokens and for spans, if these may hit.
+
+    Raises RuntimeError otherwise: what another prompt left there would count as speed.
+    """
+    if answer.num_hit and not may_hit:
+        raise RuntimeError(
+            f"{what}: {answer.num_hit} of {len(answer.spans)} spans were in the cache, expected none; "
+            "it was not emptied, so the time says nothing"
+        )
+    # A head that was computed ahead of its prompt counts as cached, and as internal.
+    num_found = answer.usage.cached - sum(span.moved for span in answer.spans) - answer.usage.internal
+    if num_found > num_shared:
+        raise RuntimeError(
+            f"{what}: {num_found} tokens outside of spans were in the cache, expected at most {num_shared}; "
+            "another prompt began alike, so the time says nothing"
+        )
+    return answer
 
 
 async def _run(

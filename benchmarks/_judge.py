@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from benchmarks._engines import Answer, Pair, plain
+from benchmarks._engines import Answer, Pair, check_found, plain
 from benchmarks._measure import rank_agreement, total_variation
 from spanflow.api.combinators import commute, generate, seq, system, user
 from spanflow.engine.protocol import Engine, Lease
@@ -53,6 +53,8 @@ RELEASED = Contestant("ours, without leases")
 LARGEST_ONLY = frozenset((FULL, RELEASED))
 ALL = (STOCK, LEASED, REPAIR_16, FULL, RELEASED)
 QUICK = (STOCK, LEASED, RELEASED)
+#: What tells the heads of contestants on one engine apart, a token each. Stock is asked the same as ours.
+_LETTERS = {STOCK: "A", LEASED: "A", REPAIR_16: "B", FULL: "C", RELEASED: "D"}
 
 
 @dataclass
@@ -89,6 +91,14 @@ def inner_query(number: int, count: int, temperature: float, max_tokens: int) ->
     return generate(messages, n=count, temperature=temperature, max_tokens=max_tokens)
 
 
+def outer_head(one: Contestant, temperature: float, *place: int) -> str:
+    """What an outer prompt begins with, new to the engine that it runs on. `place` is its number, fan-out, round, seed.
+
+    Heads of one place are of equal length. What changes most often stands first, inside the first block.
+    """
+    return f"Case {_LETTERS[one]}{temperature:g}-{'-'.join(map(str, place))}."
+
+
 def outer_prompt(
     template: ChatTemplate, inner: Generate, candidates: Sequence[Generated], head: str, rung: Rung | None = None
 ) -> SpanPrompt:
@@ -118,26 +128,28 @@ async def run_round(
     seed: int,
 ) -> None:
     """Generate candidates on both engines, and let outer prompts of each fan-out read them; then, at the largest
-    fan-out, with full attention on our engine, and without the leases."""
+    fan-out, with full attention on our engine, and without the leases.
+
+    Raises RuntimeError where an outer prompt's head was in the cache.
+    """
     inner = inner_query(number, max(fanouts), temperature, max_tokens)
     ours, names = await _generate(pair, pair.ours, inner, seed, made, _LEASE)
     stock, _ = await _generate(pair, pair.stock, inner, seed, made, None)
     _note_candidates(made, ours, stock)
     for turn, fanout in enumerate(fanouts):
         answers: dict[Contestant, list[Answer]] = {one: [] for one in who if one not in LARGEST_ONLY}
-        for place in range(num_outers):
-            head = f"Case {seed}-{number}-{fanout}-{place}-{temperature:g}."
-            for one in list(answers) if (number + turn + place) % 2 == 0 else list(answers)[::-1]:
-                of_stock = one is STOCK
-                prompt = outer_prompt(pair.template, inner, (stock if of_stock else ours)[:fanout], head, one.rung)
-                engine = pair.stock if of_stock else pair.ours
-                asked = plain(prompt) if of_stock else prompt
-                answers[one].append(await pair.ask(engine, asked, logprobs=TOP_TOKENS))
-            exact = answers[STOCK][-1]
-            if [c.token_ids for c in ours[:fanout]] != [c.token_ids for c in stock[:fanout]]:
-                prompt = plain(outer_prompt(pair.template, inner, ours[:fanout], head))
-                exact = await pair.ask(pair.stock, prompt, logprobs=TOP_TOKENS)
-            for one in answers.keys() - {STOCK}:
+        for outer in range(num_outers):
+            heads = {one: outer_head(one, temperature, outer, fanout, number, seed) for one in answers}
+            for one in list(answers) if (number + turn + outer) % 2 == 0 else list(answers)[::-1]:
+                candidates = (stock if one is STOCK else ours)[:fanout]
+                answers[one].append(await _ask_outer(pair, one, heads[one], inner, candidates))
+            of_stock = plain(outer_prompt(pair.template, inner, stock[:fanout], heads[STOCK]))
+            for one in answers:
+                if one is STOCK:
+                    continue
+                exact, prompt = answers[STOCK][-1], plain(outer_prompt(pair.template, inner, ours[:fanout], heads[one]))
+                if prompt != of_stock:
+                    exact = await pair.ask(pair.stock, prompt, logprobs=TOP_TOKENS)
                 _compare(records[fanout, one], answers[one][-1], exact)
         for one, found in answers.items():
             records[fanout, one].outers.append(found)
@@ -146,10 +158,19 @@ async def run_round(
             continue
         if one is RELEASED:
             await pair.ours.release(names)
-        head = f"Case {seed}-{number}-{'full' if one is FULL else 'released'}-{temperature:g}."
-        prompt = outer_prompt(pair.template, inner, ours, head)
-        asked = plain(prompt) if one is FULL else prompt
-        records[max(fanouts), one].outers.append([await pair.ask(pair.ours, asked, logprobs=TOP_TOKENS)])
+        head = outer_head(one, temperature, 0, max(fanouts), number, seed)
+        records[max(fanouts), one].outers.append([await _ask_outer(pair, one, head, inner, ours)])
+
+
+async def _ask_outer(
+    pair: Pair, one: Contestant, head: str, inner: Generate, candidates: Sequence[Generated]
+) -> Answer:
+    """The answer to one outer prompt, of which no head was in the cache, and so nothing else but candidates."""
+    prompt = outer_prompt(pair.template, inner, candidates, head, one.rung)
+    engine = pair.stock if one is STOCK else pair.ours
+    asked = plain(prompt) if one in (STOCK, FULL) else prompt
+    answer = await pair.ask(engine, asked, logprobs=TOP_TOKENS)
+    return check_found(answer, f"{one.name}, outer prompt {head!r}", num_shared=prompt.spans[0].start - 1)
 
 
 async def _generate(

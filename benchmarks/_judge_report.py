@@ -119,9 +119,9 @@ def figures(records: Records) -> dict[str, float]:
 def notes(records: Records, made: Mapping[float, Candidates]) -> list[str]:
     """What to know about the rows: the candidates, and spans that were not in the cache."""
     found = [
-        "every outer prompt is new to the cache but for its candidates; same pick: its first token is that of full "
-        "attention over the same candidates; distance: total variation of the first token's distribution; rank agr.: "
-        "Kendall's tau of its likeliest tokens"
+        "every outer prompt is new to the cache but for its candidates, which the run checks; same pick: its first "
+        "token is that of full attention over the same candidates; distance: total variation of the first token's "
+        "distribution; rank agr.: Kendall's tau of its likeliest tokens"
     ]
     for temperature, candidates in made.items():
         if candidates.lengths:

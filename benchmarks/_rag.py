@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
 from benchmarks._documents import Asked, Document
-from benchmarks._engines import Answer, Pair, plain
+from benchmarks._engines import Answer, Pair, check_found, plain
 from benchmarks._measure import rotated_orders
 from spanflow.api.combinators import commute, fragment, generate, seq, system, user
 from spanflow.ir.fidelity import EXACT, MOVED, Anchor, Rung, repair
@@ -22,6 +23,8 @@ from spanflow.runner.options import DEFAULT_ANCHOR, DEFAULT_RUNG
 TOP_TOKENS = 200
 #: Of an accepted answer so many tokens are looked at.
 ANSWER_TOKENS = 6
+#: So many prompts over other documents, sorted as well, are run before one in canonical order is measured.
+NUM_EARLIER = 2
 _SYSTEM = "Answer the question with a few words from the documents."
 
 
@@ -34,8 +37,26 @@ class Point:
 
     @property
     def label(self) -> str:
-        """The size in thousands of tokens (below one thousand in tokens), as it stands in the names of figures."""
+        """The length in thousands of tokens (below one thousand in tokens)."""
         return f"{self.num_tokens / 1000:.0f}k" if self.num_tokens >= 1000 else str(self.num_tokens)
+
+    def __str__(self) -> str:
+        return f"{self.num_tokens}/{self.num_documents}"
+
+
+#: Each is called by its length alone, whatever else is measured.
+NAMED = (Point(1069, 4), Point(2097, 8), Point(4133, 12))
+
+
+def labels(points: Iterable[Point]) -> dict[Point, str]:
+    """What stands for each point in the names of figures: its length, or where that repeats tokens and documents."""
+    repeats = Counter(point.label for point in points)
+    return {
+        point: point.label
+        if point in NAMED or repeats[point.label] == 1
+        else f"{point.num_tokens}x{point.num_documents}"
+        for point in points
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +125,12 @@ def prompt_for(template: ChatTemplate, who: Contestant, documents: Sequence[Docu
     return spans if who.has_spans else plain(spans)
 
 
+def head_of(template: ChatTemplate, documents: Sequence[Document]) -> SpanPrompt:
+    """What all prompts begin with, up to their first document."""
+    prompt = rag_prompt(template, documents, "Who was it?", MOVED, "header")
+    return SpanPrompt(prompt.token_ids[: prompt.spans[0].start])
+
+
 def overhead_tokens(template: ChatTemplate) -> int:
     """How many tokens of a prompt are not documents'."""
     document = Document("Title\nText.", ())
@@ -122,38 +149,67 @@ async def run_round(
     num_questions: int,
     rng: random.Random,
 ) -> None:
-    """Draw documents and measure all contestants on them, in the order given."""
+    """Draw documents and measure all contestants on them, in the order given.
+
+    Each begins with an empty cache, so none finds what another one, or another round, has left there. Raises
+    RuntimeError where one did.
+    """
     drawn = rng.sample(documents, num_drawn)
+    earlier = [rng.sample(documents, num_drawn) for _ in range(NUM_EARLIER)]
     orders = rotated_orders(drawn, min(1 + num_hits, num_drawn), rng)
     asked = [one for document in drawn for one in document.asked]
     rng.shuffle(asked)
     await _measure_quality(pair, CLOSED_BOOK, (), asked[:num_questions], records[CLOSED_BOOK])
+    head = head_of(pair.template, drawn)
     for contestant in who:
         record = records[contestant]
+        await pair.begin(pair.stock if contestant.rung is None else pair.ours, head)
         if contestant.has_spans:
-            await _measure_spans(pair, contestant, orders, asked, record)
+            await _measure_spans(pair, contestant, orders, asked, record, len(head))
+        elif contestant.canonical:
+            for others in earlier:
+                await pair.ask(pair.stock, prompt_for(pair.template, contestant, others, _question(asked, 1)))
+            prompt = prompt_for(pair.template, contestant, drawn, _question(asked, 0))
+            record.hits.append([await pair.ask(pair.stock, prompt)])
         else:
-            engine = pair.stock if contestant.rung is None else pair.ours
-            prompt = prompt_for(pair.template, contestant, orders[0], _question(asked, 0))
-            record.hits.append([await pair.ask(engine, prompt)])
-            if contestant == FULL:
-                again = (prompt_for(pair.template, FULL, orders[0], _question(asked, n)) for n in range(1, len(orders)))
-                record.repeats.append([await pair.ask(pair.ours, prompt) for prompt in again])
+            await _measure_whole(pair, contestant, orders, asked, record, len(head))
         await _measure_quality(pair, contestant, orders[0], asked[:num_questions], record)
 
 
 async def _measure_spans(
-    pair: Pair, who: Contestant, orders: Sequence[Sequence[Document]], asked: Sequence[Asked], record: Record
+    pair: Pair,
+    who: Contestant,
+    orders: Sequence[Sequence[Document]],
+    asked: Sequence[Asked],
+    record: Record,
+    num_shared: int,
 ) -> None:
-    """A miss with nothing in the cache, and hits in orders that were not seen, each with another question."""
-    await pair.ours.reset()
+    """A miss with no document in the cache, and hits in orders that were not seen, each with another question."""
     first, *others = (
         prompt_for(pair.template, who, order, _question(asked, place)) for place, order in enumerate(orders)
     )
-    record.misses.append([await pair.ask(pair.ours, first)])
+    miss = await pair.ask(pair.ours, first)
+    record.misses.append([check_found(miss, f"{who.name}, new", num_shared=num_shared, may_hit=False)])
     before = await pair.move_seconds()
-    record.hits.append([await pair.ask(pair.ours, prompt) for prompt in others])
+    hits = [await pair.ask(pair.ours, prompt) for prompt in others]
+    record.hits.append([check_found(hit, f"{who.name}, hit", num_shared=num_shared) for hit in hits])
     record.move_seconds.append((await pair.move_seconds() - before) / max(1, len(others)))
+
+
+async def _measure_whole(
+    pair: Pair,
+    who: Contestant,
+    orders: Sequence[Sequence[Document]],
+    asked: Sequence[Asked],
+    record: Record,
+    num_shared: int,
+) -> None:
+    """Full attention with no document in the cache; of the exact rung, prefix hits too, each with another question."""
+    engine = pair.stock if who.rung is None else pair.ours
+    first, *others = (prompt_for(pair.template, who, orders[0], _question(asked, n)) for n in range(len(orders)))
+    record.hits.append([check_found(await pair.ask(engine, first), who.name, num_shared=num_shared)])
+    if who == FULL:
+        record.repeats.append([await pair.ask(engine, prompt) for prompt in others])
 
 
 async def _measure_quality(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 
@@ -14,11 +15,13 @@ from benchmarks._rag import (
     FULL,
     MOVED_HEAD,
     MOVED_HEADER,
+    NUM_EARLIER,
     REPAIR_16,
     STOCK,
     Contestant,
     Point,
     Record,
+    labels,
 )
 from benchmarks._report import Row, listed, seconds, times
 
@@ -65,19 +68,20 @@ def baseline(by_contestant: Mapping[Contestant, Record]) -> Record:
 def rows(records: Records) -> list[Row]:
     """One row for each point, contestant and state of the cache; the questions alone stand last."""
     out: list[Row] = []
+    names = labels(records)
     for point, by_contestant in records.items():
         stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
         for who, record in by_contestant.items():
             good = quality(record, stock, closed)
-            known = "hit" if who.has_spans else "recomputed"
+            known = "hit" if who.has_spans else "prefix, if any" if who.canonical else "recomputed"
             for cache, rounds in ((known, record.hits), ("new", record.misses), ("prefix hit", record.repeats)):
                 if _flat(rounds):
                     row = _times(point, rounds, baseline(by_contestant)) | good
-                    row["contestant"], row["cache"] = who.name, cache
+                    row["label"], row["contestant"], row["cache"] = names[point], who.name, cache
                     row["move_share"] = move_share(record) if cache == "hit" else None
                     out.append(row)
             if not _flat(record.hits) and good:
-                good["contestant"], good["label"] = who.name, point.label
+                good["contestant"], good["label"] = who.name, names[point]
                 out.append(good)
     return out
 
@@ -89,7 +93,6 @@ def _times(point: Point, rounds: Sequence[Sequence[Answer]], base: Record) -> Ro
     lengths = [answer.usage.prompt for answer in answers]
     return {
         "point": f"{median(lengths):.0f} tokens, {point.num_documents} documents",
-        "label": point.label,
         "num_documents": point.num_documents,
         "prompt_tokens": median(lengths),
         "prompt_tokens_low": min(lengths),
@@ -146,26 +149,27 @@ def figures(records: Records) -> dict[str, float]:
     add, `exact_*` stock's time over that of the exact rung, which should be 1. `of_prefix_hit_*` is the time of an
     ordinary prefix hit, which needs no moves and can't be beaten, over that of a moved hit."""
     found: dict[str, float] = {}
-    for point, by_contestant in records.items():
+    for point, label in labels(records).items():
+        by_contestant = records[point]
         stock, closed, base = by_contestant[STOCK], by_contestant[CLOSED_BOOK], baseline(by_contestant)
         for name, who in FIGURES.items():
             record = by_contestant.get(who)
             if record is None or not _flat(record.hits):
                 continue
-            suffix = point.label if who is MOVED_HEADER else f"{point.label}_{name}"
-            found[f"hit_{point.label}_{name}"] = ratio_spread(ttfts(base.hits), ttfts(record.hits)).median
+            suffix = label if who is MOVED_HEADER else f"{label}_{name}"
+            found[f"hit_{label}_{name}"] = ratio_spread(ttfts(base.hits), ttfts(record.hits)).median
             found[f"miss_{suffix}"] = ratio_spread(ttfts(record.misses), ttfts(base.hits)).median
             share, kept = move_share(record), quality(record, stock, closed).get("kept")
             if share is not None:
                 found[f"moves_share_{suffix}"] = share
             if isinstance(kept, float):
-                found[f"kept_{point.label}_{name}"] = kept
+                found[f"kept_{label}_{name}"] = kept
         if FULL in by_contestant and _flat(by_contestant[FULL].hits):
             full = by_contestant[FULL]
-            found[f"exact_{point.label}"] = ratio_spread(ttfts(stock.hits), ttfts(full.hits)).median
+            found[f"exact_{label}"] = ratio_spread(ttfts(stock.hits), ttfts(full.hits)).median
             moved = by_contestant.get(MOVED_HEADER)
             if moved is not None and _flat(moved.hits) and _flat(full.repeats):
-                found[f"of_prefix_hit_{point.label}"] = ratio_spread(ttfts(full.repeats), ttfts(moved.hits)).median
+                found[f"of_prefix_hit_{label}"] = ratio_spread(ttfts(full.repeats), ttfts(moved.hits)).median
     return found
 
 
@@ -173,28 +177,49 @@ def notes(records: Records) -> list[str]:
     """What to know about the rows, such as spans of hits that were not in the cache after all."""
     found = [
         "baseline: the faster of stock vLLM and the exact rung on our engine, which compute the same tokens",
-        "hit: all documents' KV is in the cache, their order is new; new: the cache was emptied before; prefix hit: "
-        "the documents in the order of the prompt before",
+        "hit: all documents' KV is in the cache, their order is new; recomputed and new: no document is, which the run "
+        f"checks; prefix hit: the documents in the order of the prompt before; canonical order: behind {NUM_EARLIER} "
+        "prompts over other documents of the pool",
         "log-lik.: per token of the accepted answers; kept: the share of what the documents add to it under stock's "
         "full attention; distance: between the distributions of the first token of this answer and of "
         "stock's (total variation), median",
     ]
+    names = labels(records)
+    if any(name != point.label for point, name in names.items()):
+        named = ", ".join(f"{name} is {point}" for point, name in names.items())
+        found.append(f"in the names of figures {named} (tokens/documents)")
     for point, by_contestant in records.items():
         for who, record in by_contestant.items():
             lost = sum(answer.num_lost for answer in _flat(record.hits))
             wanted = sum(answer.num_wanted for answer in _flat(record.hits))
             if lost:
                 found.append(
-                    f"{point.label}, {who.name}: {lost} of {wanted} spans of hits were not in the cache; "
+                    f"{names[point]}, {who.name}: {lost} of {wanted} spans of hits were not in the cache; "
                     "a larger --kv-gib keeps them"
                 )
     return found
 
 
-def panel(records: Records) -> Panel:
-    """TTFT against the length of the prompt."""
+def panels(records: Records) -> list[Panel]:
+    """TTFT against the length of the prompt; where a length repeats, against documents, one set of axes a length."""
+    lengths = Counter(point.num_tokens for point in records)
+    if len(lengths) == len(records):
+        by_length = {point.num_tokens: by_contestant for point, by_contestant in records.items()}
+        return [Panel("retrieval, documents in a new order", "tokens of the prompt, about", _lines(by_length))]
+    return [
+        Panel(
+            f"retrieval, about {length} tokens",
+            "documents, in a new order",
+            _lines({point.num_documents: records[point] for point in records if point.num_tokens == length}),
+        )
+        for length in sorted(lengths)
+    ]
+
+
+def _lines(by_size: Mapping[int, Mapping[Contestant, Record]]) -> dict[str, dict[int, Spread]]:
+    """A line for each contestant and state of the cache, from a size to its times."""
     lines: dict[str, dict[int, Spread]] = {}
-    for point, by_contestant in records.items():
+    for size, by_contestant in by_size.items():
         for who, record in by_contestant.items():
             known = f"{who.name}, hit" if who.has_spans else who.name
             for name, rounds in (
@@ -203,5 +228,5 @@ def panel(records: Records) -> Panel:
                 (f"{who.name}, prefix hit", record.repeats),
             ):
                 if answers := _flat(rounds):
-                    lines.setdefault(name, {})[point.num_tokens] = spread([answer.ttft for answer in answers])
-    return Panel("retrieval, documents in a new order", "tokens of the prompt, about", lines)
+                    lines.setdefault(name, {})[size] = spread([answer.ttft for answer in answers])
+    return lines

@@ -3,7 +3,8 @@
     python -m benchmarks.rag_ttft [--quick] [--json FILE] [--plot FILE.png]
 
 Stock vLLM with prefix caching (documents shuffled, and in canonical order) against each rung of ours, with all
-documents' KV in the cache (hit) and with none of it (miss), beside the answers that each gives.
+documents' KV in the cache (hit) and with none of it (miss), beside the answers that each gives: for prompts of several
+lengths, each cut into several numbers of documents.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from pathlib import Path
 
 from benchmarks._budget import Budget
 from benchmarks._documents import Document, build_documents, load_passages
-from benchmarks._engines import Pair, plain, say, started_pair
+from benchmarks._engines import Pair, say, started_pair
 from benchmarks._machine import this_machine, versions
 from benchmarks._options import check_plot, parser, positive
 from benchmarks._plot import draw
 from benchmarks._rag import (
     ALL,
-    CANONICAL,
     CLOSED_BOOK,
     DEFAULT,
     MOVED_HEADER,
+    NAMED,
     QUICK,
+    STOCK,
     TOP_TOKENS,
     Contestant,
     Point,
@@ -35,39 +37,49 @@ from benchmarks._rag import (
     prompt_for,
     run_round,
 )
-from benchmarks._rag_report import COLUMNS, figures, notes, panel, rows
+from benchmarks._rag_report import COLUMNS, figures, notes, panels, rows
 from benchmarks._report import Report, text_table
 
-GRID = (Point(1069, 4), Point(2097, 8), Point(4133, 12))
-QUICK_GRID = GRID[:2]
+#: A document is not shorter.
+MIN_TOKENS = 100
+#: Each length with each number of documents that it has room for: half an hour on two cores.
+GRID = tuple(Point(t, d) for t in (1069, 2097, 4133) for d in (4, 8, 12) if t >= MIN_TOKENS * d)
+QUICK_GRID = NAMED[:2]
 QUICK_SECONDS = 100.0
 
 Records = dict[Point, dict[Contestant, Record]]
 
 
 def grid(text: str) -> tuple[Point, ...]:
-    """Points from `1069/4,2097/8`: tokens of the prompt and number of documents."""
+    """Points from `1069/4,2097/8`, tokens of the prompt and number of documents, or from `1069,2097x4,8`: each length
+    with each number."""
+    lengths, cross, numbers = text.partition("x")
+    parts = text.split(",")
+    if cross:
+        parts = [f"{tokens}/{documents}" for tokens in lengths.split(",") for documents in numbers.split(",")]
     points: list[Point] = []
-    for part in text.split(","):
+    for part in parts:
         tokens, slash, documents = part.partition("/")
         point = Point(positive(tokens.strip()), positive(documents.strip())) if slash else None
-        if point is None or point.num_documents < 2 or point.num_tokens < 100 * point.num_documents:
+        if point is None or point.num_documents < 2 or point.num_tokens < MIN_TOKENS * point.num_documents:
             raise argparse.ArgumentTypeError(
-                f"{part!r}: expected TOKENS/DOCUMENTS with at least 2 documents of 100 tokens, such as 1069/4"
+                f"{part!r}: expected TOKENS/DOCUMENTS with at least 2 documents of {MIN_TOKENS} tokens, such as "
+                "1069/4, or several of both, such as 1069,2097x4,8"
             )
-        if point.label in {other.label for other in points}:
-            raise argparse.ArgumentTypeError(f"{part!r}: expected one point of {point.label} tokens, found another")
+        if point in points:
+            raise argparse.ArgumentTypeError(f"{part!r}: expected each point once")
         points.append(point)
     return tuple(points)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write what was asked for."""
-    options = parser("rag_ttft", (__doc__ or "").partition("\n")[0], repeats=5)
-    options.add_argument("--grid", type=grid, help="TOKENS/DOCUMENTS,...; 1069/4,2097/8,4133/12 by default")
+    options = parser("rag_ttft", (__doc__ or "").partition("\n")[0], repeats=2)
+    sizes = "TOKENS/DOCUMENTS,..., or TOKENS,...xDOCUMENTS,... for each with each"
+    options.add_argument("--grid", type=grid, help=f"{sizes}; without it {','.join(map(str, GRID))}")
     options.add_argument("--documents", type=Path, metavar="PATH", help="JSON Lines (.gz) with title and text")
     options.add_argument("--hits", type=positive, default=3, help="hits measured for each miss")
-    options.add_argument("--questions", type=positive, default=8, help="questions answered in a round, at most")
+    options.add_argument("--questions", type=positive, default=4, help="questions answered in a round, at most")
     options.add_argument("--kv-gib", type=float, default=1.0, help="KV cache of each engine")
     asyncio.run(_main(options.parse_args(arguments)))
 
@@ -79,7 +91,7 @@ async def _main(options: argparse.Namespace) -> None:
     who = QUICK if options.quick else ALL
     passages = load_passages(options.documents)
     sizes = {
-        "grid": " ".join(f"{p.num_tokens}/{p.num_documents}" for p in points),
+        "grid": " ".join(map(str, points)),
         "rounds_at_most": options.repeats,
         "hits_per_round": options.hits,
         "documents": str(options.documents or "the package's corpus"),
@@ -104,7 +116,7 @@ async def _main(options: argparse.Namespace) -> None:
         for number in range(options.repeats):
             for point in points:
                 begun = budget.elapsed
-                if not budget.allows(point.label):
+                if not budget.allows(str(point)):
                     continue
                 await run_round(
                     pair,
@@ -113,34 +125,32 @@ async def _main(options: argparse.Namespace) -> None:
                     records[point],
                     num_drawn=point.num_documents,
                     num_hits=options.hits,
-                    num_questions=min(options.questions, 4) if options.quick else options.questions,
+                    num_questions=options.questions,
                     rng=rng,
                 )
-                budget.note(point.label, begun)
-                say(f"{point.label}: round {number + 1} took {budget.elapsed - begun:.0f} s")
+                budget.note(str(point), begun)
+                say(f"{point}: round {number + 1} took {budget.elapsed - begun:.0f} s")
     report.rows, report.figures, report.notes = rows(records), figures(records), notes(records)
     print(text_table(COLUMNS, report.rows))
     print(report.footing())
     if options.json:
         report.write(options.json)
     if options.plot:
-        draw(options.plot, f"{report.benchmark}: {report.machine.cpu}", [panel(records)])
+        draw(options.plot, f"{report.benchmark}: {report.machine.cpu}", panels(records))
 
 
 async def _warm_up(pair: Pair, pools: dict[Point, list[Document]], quick: bool) -> None:
-    """Run each kind of step once, and give stock vLLM's cache some prompts in canonical order."""
+    """Run each kind of step once."""
     smallest = min(pools, key=lambda point: point.num_tokens)
     for who in (MOVED_HEADER, DEFAULT):
         for order in (pools[smallest][:2], pools[smallest][1::-1]):
             await pair.ask(pair.ours, prompt_for(pair.template, who, order, "Who was it?"), max_tokens=4)
     for point, pool in pools.items():
-        documents = pool[: point.num_documents]
+        prompt = prompt_for(pair.template, STOCK, pool[: point.num_documents], "Who was it?")
         if not quick or point is smallest:
-            for start in (0, point.num_documents // 2):
-                order = pool[start : start + point.num_documents]
-                await pair.ask(pair.stock, prompt_for(pair.template, CANONICAL, order, "Who was it?"), max_tokens=2)
+            await pair.ask(pair.stock, prompt, max_tokens=2)
         if not quick:
-            await pair.ask(pair.ours, plain(prompt_for(pair.template, CANONICAL, documents, "Who?")), max_tokens=2)
+            await pair.ask(pair.ours, prompt, max_tokens=2)
 
 
 if __name__ == "__main__":

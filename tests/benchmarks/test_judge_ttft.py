@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from typing import Any
+
 import pytest
 
+from benchmarks import _judge
 from benchmarks._engines import Answer, Pair
 from benchmarks._judge import (
     ALL,
@@ -16,11 +20,12 @@ from benchmarks._judge import (
     Contestant,
     Record,
     inner_query,
+    outer_head,
     outer_prompt,
     run_round,
 )
 from benchmarks._judge_report import COLUMNS, figures, label, notes, panels, rows
-from spanflow.engine.protocol import SpanReport, Usage
+from spanflow.engine.protocol import Engine, SpanReport, Usage
 from spanflow.lowering.lower import Generated
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -77,11 +82,62 @@ async def test_stock_and_ours_are_asked_the_same(pair: Pair) -> None:
     assert [prompt.tokens(span)[-2:] for span in prompt.spans] == [(9, 10), (10, 11), (11, 12)]
 
 
-async def test_heads_are_shorter_than_a_block(pair: Pair) -> None:
-    """Or outer prompts of one engine would share it."""
-    answers = [Generated(SpanPrompt((2, 3, 4)), (9, 10), "")]
-    prompt = outer_prompt(pair.template, inner_query(0, 1, 0.8, 40), answers, "Case 0-999-released-0.8.")
-    assert prompt.spans[0].start < 32
+async def test_all_are_compared_with_full_attention_over_the_same_tokens(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[bool, SpanPrompt]] = []
+    ask = pair.ask
+
+    async def noted(engine: Engine, prompt: SpanPrompt, **options: Any) -> Answer:
+        asked.append((engine is pair.stock, prompt))
+        return await ask(engine, prompt, **options)
+
+    monkeypatch.setattr(pair, "ask", noted)
+    who = (STOCK, LEASED, REPAIR_16)
+    records = {(3, one): Record() for one in who}
+    await run_round(pair, 0, 0.8, records, Candidates(), fanouts=(3,), who=who, num_outers=2, max_tokens=40, seed=5)
+    on_stock = [prompt.token_ids for of_stock, prompt in asked if of_stock]
+    assert {prompt.token_ids for of_stock, prompt in asked if not of_stock} == set(on_stock)
+    assert len(on_stock) == 4, "what stock was asked already is not asked again"
+    assert all(len(records[3, one].same) == 2 for one in (LEASED, REPAIR_16))
+
+
+async def test_heads_are_new_and_of_one_length(pair: Pair) -> None:
+    inner, answers = inner_query(0, 1, 0.8, 40), [Generated(SpanPrompt((2, 3, 4)), (9, 10), "")]
+    seen: list[tuple[int, ...]] = []
+    for temperature, *place in itertools.product((0.8, 0.0), (0, 1), (1, 24), (0, 12), (5, 6)):
+        prompts = {
+            who: outer_prompt(pair.template, inner, answers, outer_head(who, temperature, *place)) for who in ALL
+        }
+        assert len({prompt.spans[0].start for prompt in prompts.values()}) == 1
+        assert len({len(outer_head(who, temperature, *place)) for who in ALL}) == 1, "a letter is a token anywhere"
+        assert prompts[STOCK] == prompts[LEASED], "what is compared are the same tokens"
+        seen += [prompts[who].token_ids for who in ALL if who is not STOCK]
+    assert len(set(seen)) == len(seen) == 4 * 32
+
+
+@pytest.mark.parametrize(
+    ("alike", "found"),
+    [((STOCK,), "stock"), ((FULL,), "ours, exact"), ((LEASED, REPAIR_16), r"ours, leased, repair\(16\)")],
+    ids=["stock", "full", "repaired"],
+)
+async def test_a_head_that_is_in_the_cache_ends_the_run(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, alike: tuple[Contestant, ...], found: str
+) -> None:
+    """Of the same candidates, which some read behind one head and the others each behind a new one."""
+    numbers = itertools.count()
+    monkeypatch.setattr(_judge, "outer_head", lambda one, *_: "Case A." if one in alike else f"Case {next(numbers)}.")
+
+    async def run() -> None:
+        records = {(6, who): Record() for who in ALL}
+        for _ in range(2):
+            await run_round(
+                pair, 0, 0.0, records, Candidates(), fanouts=(6,), who=ALL, num_outers=2, max_tokens=40, seed=5
+            )
+
+    expected = rf"^{found}, outer prompt 'Case A\.': \d+ tokens outside of spans were in the cache, expected at most"
+    with pytest.raises(RuntimeError, match=expected):
+        await run()
 
 
 async def test_rows_and_figures_of_a_run(pair: Pair) -> None:

@@ -23,11 +23,13 @@ from benchmarks._rag import (
     Contestant,
     Point,
     Record,
+    head_of,
+    labels,
     overhead_tokens,
     prompt_for,
     run_round,
 )
-from benchmarks._rag_report import COLUMNS, figures, move_share, notes, panel, quality, rows
+from benchmarks._rag_report import COLUMNS, figures, move_share, notes, panels, quality, rows
 from benchmarks.rag_ttft import GRID, grid
 from spanflow.engine.protocol import SpanReport, SpanStatus, Usage
 
@@ -86,7 +88,59 @@ async def test_hits_hit_and_misses_find_nothing(pair: Pair) -> None:
             assert all(answer.usage.internal == 0 for answer in answers)
         for answers in record.misses:
             assert all(answer.num_hit == 0 and answer.usage.internal > 900 for answer in answers)
-    assert all(answer.usage.cached < 300 for answers in records[STOCK].hits for answer in answers)
+    shared = len(head_of(pair.template, documents(pair)))
+    assert all(answer.usage.cached <= shared for who in (STOCK, FULL) for (answer,) in records[who].hits)
+
+
+async def test_what_is_found_does_not_depend_on_who_went_before(pair: Pair) -> None:
+    """Nor on the rounds before: nobody finds what another contestant or round left."""
+    usages = []
+    for who in (ALL, ALL[::-1], (CANONICAL, STOCK, FULL)):
+        records = {one: Record() for one in (*ALL, CLOSED_BOOK)}
+        await run_round(
+            pair, documents(pair), who, records, num_drawn=4, num_hits=3, num_questions=3, rng=random.Random(1)
+        )
+        of_all = {one: [records[one].hits, records[one].misses, records[one].repeats] for one in who}
+        usages.append({one: [[a.usage for r in rounds for a in r] for rounds in of_all[one]] for one in who})
+    assert usages[0] == usages[1]
+    assert usages[2].items() <= usages[0].items()
+
+
+@pytest.mark.parametrize(
+    ("who", "found"),
+    [
+        ((STOCK,), r"stock, shuffled: \d+ tokens outside of spans were in the cache, expected at most \d+;"),
+        ((FULL,), r"ours, exact: \d+ tokens outside of spans were in the cache, expected at most \d+;"),
+        ((MOVED_HEADER,), "ours, moved behind header, new: 4 of 4 spans were in the cache, expected none;"),
+    ],
+    ids=["stock", "full", "moved"],
+)
+async def test_documents_that_another_round_left_end_the_run(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, who: tuple[Contestant, ...], found: str
+) -> None:
+    async def begin(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(pair, "begin", begin)
+
+    async def run() -> None:
+        records = {one: Record() for one in (*ALL, CLOSED_BOOK)}
+        for _ in range(2):
+            await run_round(
+                pair, documents(pair), who, records, num_drawn=4, num_hits=3, num_questions=1, rng=random.Random(1)
+            )
+
+    with pytest.raises(RuntimeError, match=found):
+        await run()
+
+
+async def test_canonical_order_finds_what_earlier_prompts_left(pair: Pair) -> None:
+    """Sorted prompts over documents of one pool begin alike more often than shuffled ones."""
+    record, rng = Record(), random.Random(1)
+    records = {CANONICAL: record, CLOSED_BOOK: Record()}
+    for _ in range(6):
+        await run_round(pair, documents(pair), (CANONICAL,), records, num_drawn=4, num_hits=1, num_questions=0, rng=rng)
+    assert max(answer.usage.cached for (answer,) in record.hits) > POINT.num_tokens / POINT.num_documents
 
 
 async def test_hits_come_in_orders_that_share_no_assembled_prefix(pair: Pair) -> None:
@@ -129,7 +183,8 @@ async def test_rows_and_figures_of_a_run(pair: Pair) -> None:
     found = figures(records)
     assert {"hit_1k_moved", "hit_1k_default", "miss_1k", "moves_share_1k"} <= found.keys()
     assert len(notes(records)) == 3
-    assert "stock, shuffled" in panel(records).lines
+    (panel,) = panels(records)
+    assert list(panel.lines["stock, shuffled"]) == [1069]
 
 
 def answer(ttft: float, statuses: str = "") -> Answer:
@@ -187,11 +242,43 @@ def test_a_span_that_is_repaired_whole_is_no_lost_hit() -> None:
 
 
 def test_the_grid_is_read_and_named() -> None:
-    assert grid("1069/4, 2097/8,4133/12") == GRID
-    assert [point.label for point in GRID] == ["1k", "2k", "4k"]
+    three = (Point(1069, 4), Point(2097, 8), Point(4133, 12))
+    assert grid("1069/4, 2097/8,4133/12") == three
+    assert grid("1069/4") == grid("1069x4")
+    assert grid("1069, 2097x4,8") == (Point(1069, 4), Point(1069, 8), Point(2097, 4), Point(2097, 8))
+    assert grid(",".join(map(str, GRID))) == GRID
+    assert list(labels(three).values()) == ["1k", "2k", "4k"]
+    assert list(labels(grid("1100/4,600/2")).values()) == ["1k", "600"]
 
 
-@pytest.mark.parametrize("text", ["1069", "1069/1", "100/4", "x/4", "1069/", "1069/4,1100/4"])
+def test_a_length_that_repeats_is_named_with_its_documents() -> None:
+    assert [*labels(GRID).values()] == ["1k", "1069x8", "2097x4", "2k", "2097x12", "4133x4", "4133x8", "4k"]
+    assert [*labels(grid("1600/4,1700/4,2097/8")).values()] == ["1600x4", "1700x4", "2k"]
+    by_hand = records_by_hand()[POINT]
+    records = {POINT: by_hand, Point(1069, 8): by_hand}
+    found = figures(records)
+    assert found["hit_1k_moved"] == found["hit_1069x8_moved"]
+    assert {"miss_1k", "miss_1069x8", "moves_share_1069x8", "kept_1069x8_moved"} <= found.keys()
+    assert {(row["label"], row["num_documents"]) for row in rows(records) if "count" in row} == {
+        ("1k", 4),
+        ("1069x8", 8),
+    }
+    assert "1k is 1069/4, 1069x8 is 1069/8 (tokens/documents)" in notes(records)[3]
+    assert any(note.startswith("1069x8, ours, moved behind header: 1 of 8") for note in notes(records))
+
+
+def test_a_plot_has_axes_for_each_length_that_has_several_points() -> None:
+    by_hand = records_by_hand()[POINT]
+    (one,) = panels({POINT: by_hand, Point(2097, 8): by_hand})
+    assert list(one.lines["stock, shuffled"]) == [1069, 2097]
+    several = panels(dict.fromkeys(GRID, by_hand))
+    assert [list(panel.lines["stock, shuffled"]) for panel in several] == [[4, 8], [4, 8, 12], [4, 8, 12]]
+    assert [panel.title for panel in several] == [f"retrieval, about {n} tokens" for n in (1069, 2097, 4133)]
+
+
+@pytest.mark.parametrize(
+    "text", ["1069", "1069/1", "100/4", "x/4", "1069/", "1069/4,1069/4", "1069x4,4", "1069x4,12", "1069/4x8", "1069x"]
+)
 def test_a_bad_grid_is_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected"):
         grid(text)
