@@ -176,10 +176,10 @@ def test_an_environment_of_another_python_is_not_touched(
     assert tmp_path.exists()
 
 
-def test_both_commands_start_with_nothing_but_the_standard_library() -> None:
+def test_all_commands_start_with_nothing_but_the_standard_library() -> None:
     code = (
         "import runpy, sys\n"
-        "for path in ('tests', 'examples/rag'):\n"
+        "for path in ('tests', 'examples/rag', 'examples/judge'):\n"
         "    runpy.run_path(path + '/__main__.py', run_name='read_only')\n"
         "known = sys.stdlib_module_names | {'__main__', 'environment'}\n"
         "assert {name.split('.')[0] for name in sys.modules} <= known, sys.modules.keys() - known\n"

@@ -132,10 +132,11 @@ def fmt(
     check: Annotated[bool, typer.Option("--check", help="Change nothing; exit with 1 where it would.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="Like --check, and show what would change.")] = False,
     width: Annotated[int, typer.Option(help="Characters in a line.", min=20)] = 100,
+    as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Format queries in the text form, in place; comments stay."""
-    with reporting(as_json=False, debug=debug) as output:
+    with reporting(as_json=as_json, debug=debug) as output:
         from spanflow.cli.written import format_files
 
         raise typer.Exit(format_files(files, output, check=check, diff=diff, width=width))
@@ -237,7 +238,7 @@ def rag(
 
 @demo.command()
 def judge(
-    candidates: Annotated[int, typer.Option(help="Candidates that the judge reads.")] = 8,
+    candidates: Annotated[int, typer.Option(help="Candidates that the judge reads, from 2 to 24.")] = 8,
     temperature: Annotated[float, typer.Option(help="Temperature at which candidates are drawn.")] = 0.8,
     seed: Annotated[int, typer.Option(help="Seed of the candidates.")] = 0,
     model: Model = "smollm2",

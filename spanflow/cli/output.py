@@ -20,6 +20,9 @@ REJECTED = 3
 UNAVAILABLE = 4
 INTERRUPTED = 130
 
+#: Characters in a line of a table that goes to a file or a pipe, at least.
+_WIDTH_OF_FILES = 120
+
 
 class Output:
     """Where a command prints its results."""
@@ -42,7 +45,10 @@ class Output:
         if not self.as_json:
             from rich.console import Console
 
-            Console(file=self._stream).print(*renderables, sep="\n", highlight=False)
+            console = Console(file=self._stream)
+            if not console.is_terminal:
+                console.width = max(console.width, _WIDTH_OF_FILES)
+            console.print(*renderables, sep="\n", highlight=False)
 
 
 def say(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,11 +43,9 @@ def describe_judged(way: str, judged: Judged) -> str:
 
 
 def rag_tables(report: RagReport) -> list[Any]:
-    """Answers round by round, a summary of the rounds, and how it was measured."""
+    """All answers, with the totals at the end of their table, and how it was measured."""
     compares = any(row.stock is not None for row in report.rows)
-    rounds = sorted({row.round for row in report.rows})
-    parts: list[Any] = [_round_table(report, number) for number in rounds]
-    parts += [_summary_table([report.summary(number) for number in rounds], report), _sentence(report, rounds[-1])]
+    parts: list[Any] = [_rag_table(report, compares=compares)]
     if report.spans_unsupported:
         parts.append(f"Spans ran with full attention: {report.spans_unsupported}.")
     if report.summary().num_questions < _MANY:
@@ -60,50 +58,60 @@ def rag_tables(report: RagReport) -> list[Any]:
     return parts
 
 
-def _round_table(report: RagReport, number: int) -> Any:
+def _rag_table(report: RagReport, *, compares: bool) -> Any:
     from rich.markup import escape
 
-    what = "the first time" if number == 1 else "the same questions, documents in another order"
-    columns = ("way", "", "TTFT", "hit", "moved", "repaired", "computed", "question and answers")
-    table = _table(f"Round {number}: {what}", columns, left=("way", "", "question and answers"))
-    for row in report.rows:
-        if row.round != number:
-            continue
-        table.add_row(*[""] * 7, f"[bold]{escape(row.question)}[/bold]")
-        ours = row.spans
-        counts = [_hits(ours), f"{ours.moved}", f"{ours.repaired}", _plus(ours)]
-        table.add_row(report.rung, _mark(ours.is_correct), _seconds(ours.ttft), *counts, escape(ours.text))
-        if row.stock is not None:
-            stock = row.stock
-            counts = ["", "", "", _plus(stock)]
-            table.add_row("stock", _mark(stock.is_correct), _seconds(stock.ttft), *counts, escape(stock.text))
+    text = "question and answers"
+    columns = ("way", "documents", "right", "TTFT", "ratio" if compares else "", "computed", text)
+    title = f"{report.summary(1).num_questions} questions over {report.num_documents} documents each"
+    table = _table(title, columns, left=("way", "documents", text))
+    rounds = sorted({row.round for row in report.rows})
+    for number in rounds:
+        what = "the first time" if number == 1 else "the same questions, documents in another order"
+        _add_heading(table, f"Round {number}: {what}")
+        for row in report.rows:
+            if row.round == number:
+                _add_heading(table, escape(row.question))
+                for cells in _row_cells(report.rung, row):
+                    table.add_row(*cells)
+        table.add_section()
+    for number in (*rounds, 0):
+        for cells in _total_cells(report.rung, report.summary(number)):
+            table.add_row(*cells)
     return table
 
 
-def _summary_table(summaries: Sequence[Summary], report: RagReport) -> Any:
-    table = _table("Summary", ("round", "way", "right", "median TTFT", "spans hit", "tokens computed"), left=("way",))
-    for summary in summaries:
-        right = f"{summary.accuracy:.0%}"
-        hit = "" if summary.share_hit is None else f"{summary.share_hit:.0%}"
-        computed = f"{summary.num_computed:,}"
-        table.add_row(str(summary.round), report.rung, right, _seconds(summary.ttft), hit, computed)
-        if summary.stock_accuracy is not None and summary.stock_ttft is not None:
-            right, computed = f"{summary.stock_accuracy:.0%}", f"{summary.stock_num_computed:,}"
-            table.add_row("", "stock", right, _seconds(summary.stock_ttft), "", computed)
-    return table
+def _add_heading(table: Any, text: str) -> None:
+    table.add_row(*[""] * (len(table.columns) - 1), f"[bold]{text}[/bold]")
 
 
-def _sentence(report: RagReport, last: int) -> str:
-    """The last round, in which spans are there, in one sentence."""
-    summary = report.summary(last)
-    text = f"Round {last}, {summary.num_questions} questions over {report.num_documents} documents each: "
-    text += "" if summary.share_hit is None else f"{summary.share_hit:.0%} of spans hit, "
-    text += f"{summary.accuracy:.0%} right"
-    if summary.stock_accuracy is None or summary.stock_ttft is None:
-        return f"{text}, median TTFT {_seconds(summary.ttft)}."
-    ratio = summary.stock_ttft / summary.ttft if summary.ttft else 0.0
-    text += f" (stock: {summary.stock_accuracy:.0%}), median TTFT {_seconds(summary.ttft)} against "
-    return f"{text}{_seconds(summary.stock_ttft)}: {ratio:.1f}x."
+def _row_cells(rung: str, row: Row) -> Iterator[list[str]]:
+    """The line of the answer with spans, and that of stock below it."""
+    from rich.markup import escape
+
+    ratio = "" if row.stock is None else _ratio(row.stock.ttft, row.spans.ttft)
+    for way, answered, times in ((rung, row.spans, ratio), ("stock", row.stock, "")):
+        if answered is not None:
+            statuses = " ".join(report.status for report in answered.reports)
+            cells = [way, statuses, _mark(answered.is_correct), _seconds(answered.ttft), times, _plus(answered)]
+            yield [*cells, escape(" ".join(answered.text.split()))]
+
+
+def _total_cells(rung: str, summary: Summary) -> Iterator[list[str]]:
+    """The lines of a round, or of all: the share of right answers, the median time, the sum of tokens."""
+    what = f"Round {summary.round}" if summary.round else "All rounds"
+    hit = "" if summary.share_hit is None else f"{summary.share_hit:.0%} hit"
+    ratio = "" if summary.stock_ttft is None else _ratio(summary.stock_ttft, summary.ttft)
+    cells = [rung, hit, f"{summary.accuracy:.0%}", _seconds(summary.ttft), ratio, f"{summary.num_computed:,}"]
+    yield [*cells, f"[bold]{what}[/bold]: {summary.num_questions} answers, median TTFT"]
+    if summary.stock_accuracy is not None and summary.stock_ttft is not None:
+        right, computed = f"{summary.stock_accuracy:.0%}", f"{summary.stock_num_computed:,}"
+        yield ["stock", "", right, _seconds(summary.stock_ttft), "", computed]
+
+
+def _ratio(stock: float, seconds: float) -> str:
+    """How many times as fast as stock."""
+    return f"{stock / seconds if seconds else 0.0:.1f}x"
 
 
 def _table(title: str, columns: Sequence[str], left: Sequence[str]) -> Any:
@@ -112,7 +120,7 @@ def _table(title: str, columns: Sequence[str], left: Sequence[str]) -> Any:
 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for name in columns:
-        table.add_column(name, justify="left" if name in left else "right")
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name not in left)
     return table
 
 
@@ -147,13 +155,13 @@ def judge_tables(report: JudgeReport) -> list[Any]:
             moved = str(judged.moved) if judged.num_spans else ""
             cells = [way, str(judged.seed), str(judged.num_tokens), _hits(judged), moved, _plus(judged)]
             runs.add_row(*cells, _seconds(judged.ttft), _seconds(judged.elapsed))
-    ratio = report.stock_ttft / report.ttft if report.ttft else 0.0
+    ratio = _ratio(report.stock_ttft, report.ttft)
     picks = [
         f"[bold]Picked with KV taken over:[/bold] {escape(first.pick)}",
         f"[bold]Picked with full attention:[/bold] {escape(report.stock[0].pick)}",
     ]
     lines = [
-        f"Median TTFT of the judge: {_seconds(report.ttft)} against {_seconds(report.stock_ttft)}: {ratio:.1f}x, with "
+        f"Median TTFT of the judge: {_seconds(report.ttft)} against {_seconds(report.stock_ttft)}: {ratio}, with "
         f"{report.num_candidates} candidates at temperature {report.temperature:g}."
     ]
     if report.spans_unsupported:

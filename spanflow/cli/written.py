@@ -28,27 +28,33 @@ from spanflow.optimizer.lint import Finding, lint, lint_text
 def format_files(files: Sequence[Path], output: Output, *, check: bool, diff: bool, width: int) -> int:
     """Format queries in place, those from stdin to stdout; with `check` or `diff` only say what would change.
 
-    What is no query is left as it is. Returns the exit code: 0, FAILED where `check` found something, REJECTED.
+    What is no query is left as it is. Under JSON each file has the formatted text, or with `diff` what would change.
+    Returns the exit code: 0, FAILED where `check` found something, REJECTED.
     """
     check = check or diff
-    num_changed = num_wrong = 0
+    done: list[dict[str, Any]] = []
+    shown = "diff" if diff else "text"
     for file in files:
+        name = source_name(file)
         try:
             before, after = _formatted(file, width)
+            if before != after and not check and file != STDIN:
+                file.write_bytes(after.encode())
         except (QueryError, OSError) as error:
             say(f"error: {error}")
-            num_wrong += 1
+            done.append({"file": name, "is_changed": False, shown: None, "error": str(error)})
             continue
         if before != after:
-            num_changed += 1
-            say(f"{'would reformat' if check else 'reformatted'} {source_name(file)}: {_changes(before, after)}")
-            if diff:
-                output.write(_diff(before, after, source_name(file)))
-            if not check and file != STDIN:
-                file.write_bytes(after.encode())
-        if file == STDIN and not check:
-            output.write(after)
-    say(_summary(len(files), num_changed, num_wrong, check=check))
+            say(f"{'would reformat' if check else 'reformatted'} {name}: {_changes(before, after)}")
+        text = _diff(before, after, name) if diff else after
+        done.append({"file": name, "is_changed": before != after, shown: text, "error": None})
+        if not output.as_json and (diff or (file == STDIN and not check)):
+            output.write(text)
+    if output.as_json:
+        output.show({"files": done})
+    num_changed = sum(each["is_changed"] for each in done)
+    num_wrong = sum(each["error"] is not None for each in done)
+    say(_summary(len(done), num_changed, num_wrong, check=check))
     if num_wrong:
         return REJECTED
     return FAILED if check and num_changed else 0
@@ -77,7 +83,7 @@ def _summary(num_files: int, num_changed: int, num_wrong: int, *, check: bool) -
     counts = [
         (num_changed, "would be reformatted" if check else "reformatted"),
         (num_files - num_changed - num_wrong, "formatted already"),
-        (num_wrong, "could not be read"),
+        (num_wrong, "could not be read or written"),
     ]
     return ", ".join(f"{_counted(count, 'file')} {what}" for count, what in counts if count)
 

@@ -16,6 +16,8 @@ from spanflow.session import Session
 #: How often both ways are run, each time with candidates of their own.
 NUM_REPEATS = 3
 MAX_TOKENS = 48
+#: How many candidates there may be: one leaves nothing to choose, and beyond 24 nothing was measured.
+MIN_CANDIDATES, MAX_CANDIDATES = 2, 24
 
 _TASK = "Write one sentence that makes people want to visit an old lighthouse by the sea."
 
@@ -95,7 +97,7 @@ def run_judge(
     Both ways draw with the same seeds, so the candidates are the same; each repeat has its own. One run of each comes
     before, so that neither pays for the engine's first steps. Raises QueryError for numbers, and what a session raises.
     """
-    check_count(num_candidates, "num_candidates", 1)
+    check_count(num_candidates, "num_candidates", MIN_CANDIDATES, MAX_CANDIDATES)
     query = judge_query(num_candidates, temperature)
     ways: tuple[tuple[str, str | None], ...] = (("spans", None), ("stock", "exact"))
     for _, rung in ways:

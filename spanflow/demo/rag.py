@@ -13,7 +13,7 @@ from spanflow.demo.corpus import Bm25Retriever, Question, is_correct, load_quest
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import DEFAULT_SEPARATOR, Fragment, Generate
 from spanflow.ir.ranges import check_count
-from spanflow.result import Result
+from spanflow.result import Result, SpanResult
 from spanflow.session import Session
 
 #: Rounds of a demo: in the first all spans are new but those that questions share, in the second they are there.
@@ -27,6 +27,7 @@ _SYSTEM = "Answer the question with a few words from the documents."
 class Answered:
     """One answer under one rung. Tokens: of the prompt, and of its spans; `internal` beside it. Seconds: `ttft`.
 
+    `reports` are those of the spans, one for each document in their order; full attention has none.
     `num_spans` counts those of which something is moved; one that is repaired whole can't be a hit.
     """
 
@@ -40,17 +41,30 @@ class Answered:
     repaired: int
     computed: int
     internal: int
+    reports: tuple[SpanResult, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"reports": [report.to_dict() for report in self.reports]}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One question in one round, with spans and, where they are compared, as a stock server answers it."""
+    """One question in one round, with spans and, where they are compared, as a stock server answers it.
+
+    `documents` are the ids of those that were given, in their order.
+    """
 
     round: int
     question: str
     answers: tuple[str, ...]
+    documents: tuple[str, ...]
     spans: Answered
     stock: Answered | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self) | {"spans": self.spans.to_dict(), "stock": self.stock and self.stock.to_dict()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,7 @@ class RagReport:
         """Plain values for JSON."""
         rounds = sorted({row.round for row in self.rows})
         return asdict(self) | {
-            "rows": [asdict(row) for row in self.rows],
+            "rows": [row.to_dict() for row in self.rows],
             "rounds": [asdict(self.summary(number)) for number in rounds],
             "summary": asdict(self.summary()),
         }
@@ -162,7 +176,8 @@ def run_rag(
             found = {
                 way: _answered(session.run(way(question.question, documents), rung=rung), question) for way in in_turn
             }
-            row = Row(number, question.question, question.answers, found[rag_query], found.get(stock_query))
+            ids = tuple(document.id or "" for document in documents)
+            row = Row(number, question.question, question.answers, ids, found[rag_query], found.get(stock_query))
             rows.append(row)
             on_row(row)
     info = session.info
@@ -192,6 +207,7 @@ def _answered(result: Result, question: Question) -> Answered:
         repaired=sum(span.repaired for span in spans),
         computed=usage.prompt - usage.cached,
         internal=usage.internal,
+        reports=spans,
     )
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.invoking import invoke
 from scripted_engine import Script, register
-from typer.testing import CliRunner, Result
 
 from spanflow import EngineDied, EngineUnavailable, ModelError, SpansUnsupported
-from spanflow.cli.app import app
 from spanflow.cli.settings import engine_options
 from spanflow.doctor import Check
 from spanflow.errors import QueryError
@@ -29,15 +28,6 @@ query = generate(seq(system("Be brief."), user(commute("one text", "another text
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """What the scripted engine of a command does; commands open sessions on it with `--engine scripted`."""
-    register(monkeypatch)
-    script = Script()
-    monkeypatch.setattr("spanflow.cli.settings.engine_options", lambda given: {"script": script})
-    return script
-
-
-@pytest.fixture
 def query_file(tmp_path: Path) -> Path:
     return write(tmp_path, QUERY)
 
@@ -46,10 +36,6 @@ def write(folder: Path, text: str) -> Path:
     path = folder / "question.py"
     path.write_text(text)
     return path
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def test_run_prints_the_answer_and_tells_about_it_on_stderr(script: Script, query_file: Path) -> None:

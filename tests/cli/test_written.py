@@ -7,29 +7,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from scripted_engine import Script, register
-from typer.testing import CliRunner, Result
+from cli.invoking import invoke
+from scripted_engine import Script
+from typer.testing import Result
 
 from spanflow import commute, from_text, generate, retrieve, seq, system, to_json_text, to_spnl, to_text, user
-from spanflow.cli.app import app
 from spanflow.optimizer.lint import CHECKS
 
 QUERY = generate(seq(system("Be brief."), user(commute("one text", "another text"), "Which?")), max_tokens=9)
 TIDY = to_text(QUERY) + "\n"
 UNTIDY = TIDY.replace("(seq", "(✶ ; in order\n")
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    """What the scripted engine of a command does; commands open sessions on it with `--engine scripted`."""
-    register(monkeypatch)
-    script = Script()
-    monkeypatch.setattr("spanflow.cli.settings.engine_options", lambda given: {"script": script})
-    return script
-
-
-def invoke(*arguments: object, said: str | None = None) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=said)
 
 
 def write(path: Path, text: str) -> Path:
@@ -270,6 +257,54 @@ def test_fmt_leaves_what_is_no_query_and_formats_the_others(tmp_path: Path) -> N
     assert wrong.read_text() == "(generate"
     assert untidy.read_text() != UNTIDY
     assert invoke("fmt", "-", said=RETRIEVAL).exit_code == 0  # retrievers may have any name
+
+
+def test_fmt_says_as_json_what_became_of_each_file(tmp_path: Path) -> None:
+    tidy, untidy = write(tmp_path / "tidy.span", TIDY), write(tmp_path / "untidy.span", UNTIDY)
+    wrong = write(tmp_path / "wrong.span", "(generate")
+    diff = invoke("fmt", untidy, "--diff").stdout
+
+    def formatted(*arguments: object, code: int, said: str | None = None) -> list[dict[str, object]]:
+        done = invoke("fmt", *arguments, "--json", said=said)
+        assert done.exit_code == code
+        document = json.loads(done.stdout)
+        assert document.keys() == {"files"}
+        return list(document["files"])
+
+    (changed,) = formatted(untidy, "--check", code=1)
+    text = str(changed["text"])
+    assert changed == {"file": str(untidy), "is_changed": True, "text": text, "error": None}
+    assert formatted(untidy, "--diff", code=1) == [
+        {"file": str(untidy), "is_changed": True, "diff": diff, "error": None}
+    ]
+    assert untidy.read_text() == UNTIDY
+    refused, *others = formatted(wrong, tidy, untidy, code=3)
+    assert others == [{"file": str(tidy), "is_changed": False, "text": TIDY, "error": None}, changed]
+    assert (refused["file"], refused["is_changed"], refused["text"]) == (str(wrong), False, None)
+    assert str(refused["error"]).startswith(f"{wrong}:1:")
+    assert (untidy.read_text(), wrong.read_text()) == (text, "(generate")
+    assert formatted(untidy, "--diff", code=0)[0]["diff"] == ""
+    assert formatted("-", code=0, said='(U  "hello")') == [
+        {"file": "<stdin>", "is_changed": True, "text": '(user "hello")\n', "error": None}
+    ]
+
+
+def test_fmt_goes_on_behind_a_file_that_it_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [write(tmp_path / name, UNTIDY) for name in ("a.span", "b.span")]
+    write_bytes = Path.write_bytes
+
+    def refuse(path: Path, data: bytes) -> int:
+        if path == files[0]:
+            raise PermissionError(13, "Permission denied", str(path))
+        return write_bytes(path, data)
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    done = invoke("fmt", *files, "--json")
+    assert done.exit_code == 3
+    first, second = json.loads(done.stdout)["files"]
+    assert (first["is_changed"], first["error"]) == (False, f"[Errno 13] Permission denied: '{files[0]}'")
+    assert (second["is_changed"], files[1].read_text()) == (True, second["text"])
+    assert done.stderr.endswith("1 file reformatted, 1 file could not be read or written\n")
 
 
 NUMBERED = '(generate (seq (commute (user "Document 1: sky.") (user "Document 2: sea.")) (user "Blue?")))'
