@@ -44,6 +44,14 @@ class Answer:
     logprobs: tuple[dict[int, float], ...]
     last: EngineOutput
 
+    @classmethod
+    def of(cls, prompt: SpanPrompt, pieces: Sequence[EngineOutput]) -> Answer:
+        """What the pieces of a stream make up."""
+        ids = tuple(token for piece in pieces for token in piece.token_ids)
+        logprobs = tuple(dict(step) for piece in pieces for step in piece.logprobs)
+        last = pieces[-1] if pieces else EngineOutput()
+        return cls(prompt, ids, "".join(piece.text for piece in pieces), logprobs, last)
+
     @property
     def spans(self) -> Any:
         return self.last.spans
@@ -145,12 +153,7 @@ class Rig:
         sampling = {k: options.pop(k) for k in ("temperature", "seed", "stop", "schema") if k in options}
         options.setdefault("logprobs", 10)
         request = EngineRequest(name or f"test-{next(_NAMES)}", prompt, Sampling(max_tokens, **sampling), **options)
-        ids: tuple[int, ...] = ()
-        text, logprobs = "", ()
-        last = EngineOutput()
-        async for last in self.engine.stream(request):
-            ids, text, logprobs = ids + last.token_ids, text + last.text, logprobs + last.logprobs
-        return Answer(prompt, ids, text, tuple(dict(step) for step in logprobs), last)
+        return Answer.of(prompt, [piece async for piece in self.engine.stream(request)])
 
     def ask(self, *prompts: SpanPrompt, max_tokens: int = 1, **options: Any) -> list[Answer]:
         """All prompts at once; the answers in order."""
