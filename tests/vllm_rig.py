@@ -74,7 +74,7 @@ class Rig:
         self.thread.start()
         self.num_audits = 0
         settings = {"max_model_len": 4608, "kv_cache_gib": 1.0, "audit_steps": True} | self.options
-        self.engine = self.wait(VllmEngine.start(str(self.model), **settings))
+        self.engine = self.wait(VllmEngine.start(str(self.model), **settings), 180)
         self.tokenizer = self.engine.tokenizer
         self.header = tuple(self.encode("<|im_start|>user\n"))
         self.answer_header = tuple(self.encode("<|im_start|>assistant\n"))
