@@ -24,12 +24,17 @@ PHASES: dict[str, Callable[[Any], bool]] = {
 
 
 def cold_and_warm(rig: Rig, judge: Judge) -> None:
-    """New, found, and in another order."""
+    """New, found where it was assembled, prepared by itself, and in another order."""
     documents = [rig.document(n, 3) for n in range(3)]
     cold, warm = rig.one(rig.prompt(documents)), rig.one(rig.prompt(documents))
     assert "hit" not in cold.statuses
     assert warm.statuses == ["hit"] * 3
     assert difference(cold, warm) < 1e-5
+    rig.reset()
+    rig.prefetch(*[SpanPrompt(rig.header + document) for document in documents])
+    prepared = rig.one(rig.prompt(documents))
+    assert prepared.statuses == ["hit"] * 3
+    assert difference(cold, prepared) < 1e-5
     judge.check(cold, warm, rig.one(rig.prompt(documents[::-1])))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from spanflow.lowering.prompt import Span, SpanPrompt
 
 HEADER = (7, 8, 9)
+CLOSING = 12
 ANSWER = (7, 11)
 BLOCK = 16
 
@@ -44,4 +46,18 @@ def judge(inner: SpanPrompt, tokens: list[int], repair: int = 0) -> SpanPrompt:
     start, width = 3, len(ANSWER)
     ids = (2, 1, 2, *ANSWER, *tokens)
     anchor = SpanPrompt(inner.token_ids[:-width], inner.spans)
-    return SpanPrompt((*ids, 12, 60, *ANSWER), (Span(start, len(ids), anchor, repair, width),))
+    return SpanPrompt((*ids, CLOSING, 60, *ANSWER), (Span(start, len(ids), anchor, repair, width),))
+
+
+def judge_of_many(inner: SpanPrompt, answers: Sequence[Sequence[int]], repair: int = 0) -> SpanPrompt:
+    """One that takes over several outputs of an inner prompt that closes a turn before the answer's. They were cut off:
+    each but the first brings the closing of the turn before along, so that they stand side by side."""
+    ids: list[int] = [2, 1, 2]
+    spans: list[Span] = []
+    for tokens in answers:
+        opening = (CLOSING, *ANSWER) if spans else ANSWER
+        start, width = len(ids), len(opening)
+        ids += (*opening, *tokens)
+        anchor = SpanPrompt(inner.token_ids[:-width], inner.spans)
+        spans.append(Span(start, len(ids), anchor, repair, width))
+    return SpanPrompt((*ids, CLOSING, 60, *ANSWER), tuple(spans))

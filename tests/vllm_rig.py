@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import math
 import threading
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,6 +44,14 @@ class Answer:
     logprobs: tuple[dict[int, float], ...]
     last: EngineOutput
 
+    @classmethod
+    def of(cls, prompt: SpanPrompt, pieces: Sequence[EngineOutput]) -> Answer:
+        """What the pieces of a stream make up."""
+        ids = tuple(token for piece in pieces for token in piece.token_ids)
+        logprobs = tuple(dict(step) for piece in pieces for step in piece.logprobs)
+        last = pieces[-1] if pieces else EngineOutput()
+        return cls(prompt, ids, "".join(piece.text for piece in pieces), logprobs, last)
+
     @property
     def spans(self) -> Any:
         return self.last.spans
@@ -64,8 +72,9 @@ class Rig:
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self.thread.start()
+        self.num_audits = 0
         settings = {"max_model_len": 4608, "kv_cache_gib": 1.0, "audit_steps": True} | self.options
-        self.engine = self.wait(VllmEngine.start(str(self.model), **settings))
+        self.engine = self.wait(VllmEngine.start(str(self.model), **settings), 180)
         self.tokenizer = self.engine.tokenizer
         self.header = tuple(self.encode("<|im_start|>user\n"))
         self.answer_header = tuple(self.encode("<|im_start|>assistant\n"))
@@ -125,14 +134,14 @@ class Rig:
         repair: int = 0,
         system: str = "You are a judge.",
     ) -> SpanPrompt:
-        """An outer prompt that takes the answers of `inner` over as spans."""
+        """An outer prompt that takes the answers of `inner` over as spans, with the end of the prompt before each."""
         ids = self.encode(f"<|im_start|>system\n{system}<|im_end|>\n")
         spans = []
         width = len(self.answer_header)
         end_of_turn = self.encode("<|im_end|>")[0]
         for answer in inner:
             start = len(ids)
-            ids += [*self.answer_header, *answer.token_ids]
+            ids += [*answer.prompt.token_ids[-width:], *answer.token_ids]
             anchor = SpanPrompt(answer.prompt.token_ids[:-width], answer.prompt.spans)
             spans.append(Span(start, len(ids), anchor, min(repair, len(ids) - start), width))
             ids += self.encode("\n") if answer.token_ids[-1] == end_of_turn else self.encode("<|im_end|>\n")
@@ -144,12 +153,7 @@ class Rig:
         sampling = {k: options.pop(k) for k in ("temperature", "seed", "stop", "schema") if k in options}
         options.setdefault("logprobs", 10)
         request = EngineRequest(name or f"test-{next(_NAMES)}", prompt, Sampling(max_tokens, **sampling), **options)
-        ids: tuple[int, ...] = ()
-        text, logprobs = "", ()
-        last = EngineOutput()
-        async for last in self.engine.stream(request):
-            ids, text, logprobs = ids + last.token_ids, text + last.text, logprobs + last.logprobs
-        return Answer(prompt, ids, text, tuple(dict(step) for step in logprobs), last)
+        return Answer.of(prompt, [piece async for piece in self.engine.stream(request)])
 
     def ask(self, *prompts: SpanPrompt, max_tokens: int = 1, **options: Any) -> list[Answer]:
         """All prompts at once; the answers in order."""
@@ -162,11 +166,22 @@ class Rig:
     def one(self, prompt: SpanPrompt, max_tokens: int = 1, **options: Any) -> Answer:
         return self.ask(prompt, max_tokens=max_tokens, **options)[0]
 
+    def prefetch(self, *sources: SpanPrompt) -> None:
+        """Compute and keep the KV of each source, one after the other."""
+        for source in sources:
+            self.wait(self.engine.prefetch(EngineRequest(f"test-{next(_NAMES)}", source, Sampling(1))))
+
+    def computed(self) -> int:
+        """How many tokens were computed until now, but for the one that each audit takes."""
+        number: int = self.audit()["scheduled_tokens"]
+        return number - self.num_audits
+
     def reset(self) -> None:
         self.wait(self.engine.reset())
 
     def audit(self) -> dict[str, Any]:
         """The core's counts; nothing may be amiss, and nothing of ours may be left in an idle engine."""
+        self.num_audits += 1
         counts = dict(self.wait(self.engine.audit()))
         assert counts["problems"] == []
         return counts
@@ -192,19 +207,21 @@ class Judge:
 
     def distance(self, answer: Answer, prompt: SpanPrompt | None = None) -> float:
         """The largest difference on the top log-probabilities of the first token."""
-        expected = self.oracle.prompt_logits(prompt or answer.prompt)[-1].log_softmax(-1)
-        return max(abs(value - float(expected[token])) for token, value in answer.logprobs[0].items())
+        return _farthest(answer.logprobs[0], self.oracle.prompt_logits(prompt or answer.prompt)[-1])
 
     def check(self, *answers: Answer, tolerance: float = TOLERANCE) -> None:
-        """The first token of each answer, and the last one: what was decoded may have been preempted in between."""
+        """Each token of each answer, behind those that the engine said before it."""
         for answer in answers:
-            assert len(answer.logprobs[0]) >= 10
-            assert self.distance(answer) < tolerance
-            if len(answer.token_ids) > 1:
-                said = SpanPrompt(answer.prompt.token_ids + answer.token_ids[:-1], answer.prompt.spans)
-                last = Answer(said, answer.token_ids[-1:], "", answer.logprobs[-1:], answer.last)
+            said = SpanPrompt(answer.prompt.token_ids + answer.token_ids[:-1], answer.prompt.spans)
+            expected = self.oracle.prompt_logits(said, last=len(answer.token_ids))
+            for number, (found, wanted) in enumerate(zip(answer.logprobs, expected, strict=True)):
+                assert len(found) >= 10
                 # Decoding and prefilling differ in the last bits, and each token adds some.
-                assert self.distance(last) < 5 * tolerance
+                assert _farthest(found, wanted) < (5 * tolerance if number else tolerance), f"token {number}"
+
+
+def _farthest(found: Mapping[int, float], wanted: Any) -> float:
+    return max(abs(value - float(wanted[token])) for token, value in found.items())
 
 
 def difference(one: Answer, other: Answer) -> float:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from vllm_rig import Answer, Judge
 
-from spanflow import PromptTooLong, QueryError, Session, commute, fragment, generate, seq, system, user
+from spanflow import PromptTooLong, QueryError, Session, commute, fragment, generate, retrieve, seq, system, user
 from spanflow.doctor import diagnose
+from spanflow.engine.protocol import EngineOutput, EngineRequest
 from spanflow.result import Delta, Done, Started
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -78,17 +83,52 @@ def test_an_explanation_agrees_with_the_run(vllm_session: Session) -> None:
     assert explained.all_hit.moved == sum(span.moved for span in result.spans)
 
 
+@contextmanager
+def overheard(session: Session) -> Iterator[list[Answer]]:
+    """What the engine is asked for meanwhile, and what it answers, with log-probabilities."""
+    engine = session.on_host(_engine)
+    stream, heard = engine.stream, []
+
+    async def told(request: EngineRequest) -> AsyncIterator[EngineOutput]:
+        pieces: list[EngineOutput] = []
+        async with aclosing(stream(replace(request, logprobs=10))) as outputs:
+            try:
+                async for piece in outputs:
+                    pieces.append(piece)
+                    yield piece
+            finally:  # Nobody asks for more than the last piece.
+                heard.append(Answer.of(request.prompt, pieces))
+
+    engine.stream = told
+    try:
+        yield heard
+    finally:
+        del engine.stream
+
+
+async def _engine(host: Any) -> Any:
+    return host.engine
+
+
+@pytest.mark.parametrize("question", [(), (user("Which is best?"),)], ids=["", "question"])
 @pytest.mark.parametrize("number", [2, 4])
-def test_a_judge_takes_the_kv_of_its_candidates_over(vllm_session: Session, number: int) -> None:
+def test_a_judge_takes_the_kv_of_its_candidates_over(
+    vllm_session: Session, judge: Judge, number: int, question: tuple[Any, ...]
+) -> None:
+    """Behind the system message, and before a question or nothing."""
     candidates = generate(user("Tell me about the sea."), n=number, temperature=1.0, max_tokens=70)
-    result = vllm_session.run(
-        generate(seq(system("You judge."), commute(candidates), user("Which is best?")), max_tokens=5)
-    )
+    with overheard(vllm_session) as heard:
+        result = vllm_session.run(generate(seq(system("You judge."), commute(candidates), *question), max_tokens=5))
     assert [(span.status, span.kind, span.computed) for span in result.spans] == [("hit", "generated", 1)] * number
     answers = result.inner["$.query.operands[1].operands[0]"]
     assert len({answer.token_ids for answer in answers}) == number
     # all that was sampled but the last token comes from the candidates' own KV
     assert result.usage.cached >= sum(len(answer.token_ids) - 1 for answer in answers)
+    outer = heard[-1]
+    # What closes a turn comes from there as well.
+    assert all(one.end == other.start for one, other in pairwise(outer.prompt.spans))
+    assert {answer.finish_reason for answer in answers} == {"length"}
+    judge.check(outer)
 
 
 def test_candidates_that_end_at_a_stop_string_are_taken_over_up_to_it(vllm_session: Session) -> None:
@@ -122,6 +162,33 @@ def test_what_was_prefetched_is_found(vllm_session: Session) -> None:
     # The rest is the head, the question, and no document.
     assert result.usage.prompt - result.usage.cached < 60
     assert result.usage.internal == 0
+
+
+def found(query: str, k: int) -> list[str]:
+    """A retriever."""
+    return [f"{text} {query}" for text in TEXTS.values()][:k]
+
+
+@pytest.mark.parametrize("place", ["below a seq", "below a commute", "inside a message", "of an inner generate"])
+def test_what_is_retrieved_anywhere_is_prefetched(vllm_session: Session, place: str) -> None:
+    vllm_session.on_host(lambda host: host.engine.reset())
+    lamp, number = retrieve(found, "Who lit the lamp?", 2), 2
+    match place:
+        case "below a seq":
+            query = generate(seq(system("Answer."), lamp, user("Who?")), max_tokens=2)
+        case "below a commute":
+            operands, number = commute(TEXTS["clock"] * 2, lamp, seq("Beside it: ", retrieve(found, "Where?", 1))), 4
+            query = generate(seq(system("Answer."), user(operands, "Who?")), max_tokens=2)
+        case "inside a message":
+            query = generate(user("Read: ", lamp, "Who?"), max_tokens=2)
+        case _:
+            inner = generate(user(lamp, "Who?"), max_tokens=4)
+            query = generate(seq(commute(inner), user("Is it true?")), max_tokens=2)
+    assert vllm_session.prefetch(query) == number
+    result = vllm_session.run(query)
+    spans = [span for one in (result, *(r for results in result.inner.values() for r in results)) for span in one.spans]
+    assert [span.status for span in spans if span.kind == "text"] == ["hit"] * number
+    assert result.total_usage.internal == 0
 
 
 def test_documents_are_prefetched_while_candidates_are_written(vllm_session: Session) -> None:

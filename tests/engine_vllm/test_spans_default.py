@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from vllm_rig import TEXTS, Answer, Judge, Rig, difference, generate_candidates, probability_difference
 
-from spanflow.engine.protocol import Lease
+from spanflow.engine.protocol import Lease, Usage
 from spanflow.errors import PromptTooLong, QueryError
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
@@ -21,16 +21,20 @@ def rig(start_rig: Any) -> Rig:
 
 @pytest.mark.parametrize("position", [1, 31, 32, 33, 500, 4000])
 def test_a_span_prepared_at_0_is_used_anywhere(rig: Rig, judge: Judge, position: int) -> None:
+    rig.reset()
     document = rig.document(0)
+    rig.prefetch(SpanPrompt(document))
     filler = (rig.encode("\n") + rig.encode(TEXTS[1]) * (position // 20 + 1))[:position]
     ids = (*filler, *document, *rig.encode("\nSo?"), *rig.answer_header)
-    prompt = SpanPrompt(ids, (Span(position, position + len(document), NO_ANCHOR),))
-    judge.check(rig.one(prompt))
+    answer = rig.one(SpanPrompt(ids, (Span(position, position + len(document), NO_ANCHOR),)))
+    assert answer.statuses == ["hit"]
+    judge.check(answer)
 
 
 def test_cold_equals_prepared_equals_repeated(rig: Rig, judge: Judge) -> None:
     rig.reset()
-    prompt = rig.prompt([rig.document(n) for n in range(3)], repair=8)
+    documents = [rig.document(n) for n in range(3)]
+    prompt = rig.prompt(documents, repair=8)
     cold, warm, again = rig.one(prompt), rig.one(prompt), rig.one(prompt)
     assert cold.statuses == ["new"] * 3
     assert warm.statuses == ["hit"] * 3
@@ -40,14 +44,27 @@ def test_cold_equals_prepared_equals_repeated(rig: Rig, judge: Judge) -> None:
     evicted = rig.one(prompt)
     assert evicted.statuses == ["evicted"] * 3
     assert difference(cold, evicted) < 1e-5
-    judge.check(cold)
+    rig.reset()
+    rig.prefetch(*[SpanPrompt(rig.header + document) for document in documents])
+    prepared = rig.one(prompt)
+    assert prepared.statuses == ["hit"] * 3
+    assert difference(cold, prepared) < 1e-5
+    judge.check(cold, prepared)
 
 
 def test_what_stood_before_leaves_no_trace(rig: Rig, judge: Judge) -> None:
     rig.reset()
     one, two, three = (rig.document(n) for n in range(3))
     prompts = [rig.prompt([one, two]), rig.prompt([three, two], repair=4), rig.prompt([two, one], "Where?")]
-    judge.check(*[rig.one(prompt) for prompt in prompts])
+    answers = [rig.one(prompt) for prompt in prompts]
+    found = [[status == "hit" for status in answer.statuses] for answer in answers]
+    assert found == [[False, False], [False, True], [True, True]]
+    judge.check(*answers)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        rig.reset()
+        afresh = rig.one(prompt)
+        assert afresh.statuses == ["evicted"] * 2
+        assert difference(answer, afresh) < 1e-5
 
 
 def test_one_span_twice_and_one_span_at_two_offsets_at_once(rig: Rig, judge: Judge) -> None:
@@ -67,13 +84,33 @@ def test_rungs_and_anchors(rig: Rig, judge: Judge, anchor: str, repair: int) -> 
     answer = rig.one(rig.prompt(documents, repair=repair, anchor=behind))
     judge.check(answer)
     if repair == 10_000:
-        full = SpanPrompt(answer.prompt.token_ids)
-        assert judge.distance(answer, full) < 1e-4
+        full = check_stock(rig, judge, answer)
         # What is not repaired is another answer, and all but one token of each span repaired is close to none.
         moved = rig.one(rig.prompt(documents, anchor=behind))
         nearly = rig.one(rig.prompt(documents, repair=min(map(len, documents)) - 1, anchor=behind))
         assert judge.distance(moved, full) > 10 * 1e-4
         assert judge.distance(nearly, full) < judge.distance(moved, full)
+        judge.check(nearly)
+
+
+def check_stock(rig: Rig, judge: Judge, answer: Answer) -> SpanPrompt:
+    """An answer is that of full attention, by stock vLLM and by the oracle, with the same ten best tokens."""
+    full = SpanPrompt(answer.prompt.token_ids)
+    stock = rig.one(full, salt="stock")
+    best = judge.oracle.prompt_logits(full)[-1].topk(10).indices
+    assert answer.logprobs[0].keys() == stock.logprobs[0].keys() == set(best.tolist())
+    assert difference(answer, stock) < 1e-4
+    assert judge.distance(answer, full) < 1e-4
+    return full
+
+
+def test_each_token_of_an_answer(rig: Rig, judge: Judge) -> None:
+    """Behind documents that are moved, and in part computed anew."""
+    prompt = rig.prompt([rig.document(n) for n in (1, 2)], repair=8)
+    # It has enough to say.
+    answer = rig.one(SpanPrompt(prompt.token_ids + rig.endless(5).token_ids, prompt.spans), max_tokens=12)
+    assert len(answer.token_ids) == 12
+    judge.check(answer)
 
 
 def test_short_spans_share_a_block(rig: Rig, judge: Judge) -> None:
@@ -147,31 +184,46 @@ def test_candidates_whose_prompt_was_assembled_two_levels_deep(rig: Rig, judge: 
     assert probability_difference(warm, cold) < 1e-5
 
 
-def test_24_candidates_of_80_words(rig: Rig, judge: Judge) -> None:
-    """Every full block of the outer prompt behind the judge's own head comes from cache, but for the last tokens."""
-    inner = generate_candidates(rig, 24, max_tokens=40)
-    outer = rig.judge(inner, system="You are the judge of a contest.")
+def test_a_candidate_that_is_repaired_whole(rig: Rig, judge: Judge) -> None:
+    inner = generate_candidates(rig, 2)
+    answer = rig.one(rig.judge(inner, repair=10_000))
+    assert answer.statuses == ["computed"] * 2
+    check_stock(rig, judge, answer)
+
+
+@pytest.mark.parametrize("count", [4, 24])
+def test_all_of_a_candidate_but_its_last_token_comes_from_cache(rig: Rig, judge: Judge, count: int) -> None:
+    """Four of 80 words, and two dozen. Tokens are counted where they are computed: reports go by the prompt's shape."""
+    if count == 4:
+        inner = rig.ask(*[rig.endless(number) for number in range(count)], max_tokens=110, lease=Lease())
+        assert all(len(answer.text.split()) >= 80 for answer in inner)
+    else:
+        inner = generate_candidates(rig, count, max_tokens=40)
+    outer = rig.judge(inner, system=f"You are the judge of a contest of {count}.")
+    head = SpanPrompt(outer.token_ids[: outer.spans[0].start])
+    rig.prefetch(head)
+    before = rig.computed()
     answer = rig.one(outer)
-    assert answer.statuses == ["hit"] * 24
-    assert all(span.moved == span.end - span.start - 1 for span in answer.spans)
+    computed = rig.computed() - before
+    assert answer.statuses == ["hit"] * count
+    assert computed == len(outer) - len(head) - sum(len(span) - 1 for span in outer.spans)
+    assert answer.last.usage == Usage(len(outer), 1, len(outer) - computed, 0)
     judge.check(answer)
 
 
 def test_new_span_in_several_requests_at_once_is_computed_once(rig: Rig, judge: Judge) -> None:
     rig.reset()
     one, two = rig.document(9), rig.document(10)
-    before = rig.audit()
+    before, num_sources = rig.computed(), rig.audit().get("sources", 0)
     prompts = [rig.prompt([one], "A?"), rig.prompt([one, two], "B?"), rig.prompt([two, one])]
     answers = rig.ask(*prompts, *prompts[2:] * 7)
     judge.check(*answers)
     # Two documents and one head.
-    assert rig.audit()["sources"] - before.get("sources", 0) == 3
+    assert rig.audit()["sources"] - num_sources == 3
     sources = prompts[0].spans[0].start + sum(len(rig.header) + len(document) for document in (one, two))
     questions = [len(prompt) - prompt.spans[-1].end for prompt in prompts]
     again = min(questions[2], _behind_full_blocks(prompts[2]))
-    # The two audits behind it compute a token each.
-    computed = rig.audit()["scheduled_tokens"] - before["scheduled_tokens"] - 2
-    assert computed == sources + sum(questions) + 7 * again
+    assert rig.computed() - before == sources + sum(questions) + 7 * again
 
 
 def _behind_full_blocks(prompt: SpanPrompt) -> int:
@@ -179,17 +231,25 @@ def _behind_full_blocks(prompt: SpanPrompt) -> int:
     return (len(prompt) - 1) % 32 + 1
 
 
-def test_samples_share_one_prefill_and_stay_independent(rig: Rig) -> None:
+@pytest.mark.parametrize("numbers", [(), (13, 14)])
+def test_samples_share_one_prefill_and_stay_independent(rig: Rig, judge: Judge, numbers: tuple[int, ...]) -> None:
+    """Without documents and over two; each sample is what its seed gives alone."""
     rig.reset()
-    before = rig.audit()["scheduled_tokens"]
-    answers = generate_candidates(rig, 6)
-    computed = rig.audit()["scheduled_tokens"] - before - 1  # the audit's own
-    assert len({answer.text for answer in answers}) == 6
-    prompt = answers[0].prompt
+    documents = [rig.document(number) for number in numbers]
+    prompt = rig.prompt(documents)
+    before = rig.computed()
+    answers = generate_candidates(rig, 6, max_tokens=12, prompt=prompt, lease=None)
+    sources = sum(len(rig.header) + len(document) for document in documents)
+    prefill = sources + len(prompt) - sum(map(len, documents))
+    question = len(prompt) - (prompt.spans[-1].end if prompt.spans else 0)
     sampled = sum(len(answer.token_ids) - 1 for answer in answers)
-    assert computed == len(prompt) + 5 * _behind_full_blocks(prompt) + sampled
-    one, same = (generate_candidates(rig, 1)[0] for _ in range(2))
-    assert one.token_ids == same.token_ids
+    again = min(question, _behind_full_blocks(prompt))
+    assert rig.computed() - before == prefill + 5 * again + sampled
+    assert len({answer.token_ids for answer in answers}) == 6
+    judge.check(*answers)
+    for number, answer in enumerate(answers):
+        alone = rig.one(prompt, 12, temperature=0.9, seed=100 + number)
+        assert alone.token_ids == answer.token_ids
 
 
 def test_text_behind_spans_is_not_reused_behind_others(rig: Rig, judge: Judge) -> None:
@@ -291,12 +351,12 @@ def test_temperature_0_never_computes_more_than_stock(rig: Rig, count: int) -> N
     system = f"You judge {count} answers."
     outer = rig.judge(inner, system=system)
     stock_outer = SpanPrompt(outer.token_ids)
-    start = rig.audit()["scheduled_tokens"]
+    start = rig.computed()
     rig.one(outer)
-    ours = rig.audit()["scheduled_tokens"] - start
+    ours = rig.computed() - start
     rig.reset()
     rig.ask(*[rig.chat("Name three rivers.")] * count, max_tokens=16)
-    start = rig.audit()["scheduled_tokens"]
+    start = rig.computed()
     rig.one(stock_outer)
-    stock = rig.audit()["scheduled_tokens"] - start
+    stock = rig.computed() - start
     assert ours <= stock

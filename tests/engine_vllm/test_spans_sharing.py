@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, BLOCK, document, judge, plain, prompt, start
+from symbolic_prompts import ANSWER, BLOCK, CLOSING, document, judge, judge_of_many, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import Span, SpanPrompt
@@ -174,6 +174,27 @@ def test_an_answer_that_is_cut_from_outside_keeps_report_and_lease(model_dir: Pa
     engine.check()
     assert engine.statuses(outer) == ["hit"]
     assert computed(engine) < 8 + 43 + 12 + 19 + 30
+
+
+@pytest.mark.parametrize("repair", [0, 2])
+@pytest.mark.parametrize("has_spans", [False, True])
+def test_between_answers_that_were_cut_off_their_last_tokens_are_computed(
+    model_dir: Path, has_spans: bool, repair: int
+) -> None:
+    engine = start(model_dir, 120)
+    inner = prompt(document(0)) if has_spans else plain(3, 30)
+    inner = SpanPrompt((*inner.token_ids[: -len(ANSWER)], CLOSING, *ANSWER), inner.spans)
+    names = [engine.send(inner, 20 + n, lease=Lease(), sampling={"seed": n, "temperature": 1.0}) for n in range(3)]
+    engine.finish()
+    before = computed(engine)
+    outer = judge_of_many(inner, [engine.sent[name].tokens for name in names], repair)
+    assert [span.end for span in outer.spans[:-1]] == [span.start for span in outer.spans[1:]]
+    name = engine.send(outer)
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["hit"] * 3
+    # The head and what stands behind the last answer, too.
+    assert computed(engine) - before == outer.spans[0].start + 3 * (repair + 1) + 4
 
 
 def test_a_lease_ends_with_its_consumer_and_by_time(model_dir: Path) -> None:

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.vllm
 
 _SYSTEM = (1, 2, 3, 4, 5)
 _HEADER = (7, 8, 9)
+_CLOSING = 12
 _ANSWER = (7, 11)
 _DOCUMENTS = [
     tuple(range(100 + 60 * n, 100 + 60 * n + length)) for n, length in enumerate((1, 2, 9, 16, 17, 23, 32, 40))
@@ -34,7 +35,7 @@ _BLOCK = 16
 
 
 def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int, head: int = 5) -> SpanPrompt:
-    """System text of `head` tokens, header, documents as spans, a question of some tokens."""
+    """System text of `head` tokens, header, documents as spans, a question of some tokens, the end of its turn."""
     ids: list[int] = [*_SYSTEM, *range(700, 700 + head - len(_SYSTEM)), *_HEADER]
     behind = {"header": SpanPrompt(_HEADER), "none": NO_ANCHOR, "head": SpanPrompt(tuple(ids))}[anchor]
     spans = []
@@ -42,21 +43,27 @@ def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int,
         document = _DOCUMENTS[number]
         spans.append(Span(len(ids), len(ids) + len(document), behind, min(repair, len(document))))
         ids += document
-    return SpanPrompt((*ids, *range(40, 41 + question), *_ANSWER), tuple(spans))
+    return SpanPrompt((*ids, *range(40, 40 + question), _CLOSING, *_ANSWER), tuple(spans))
 
 
-def judge_prompt(inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int) -> SpanPrompt:
-    """A prompt that takes the outputs of inner prompts over, each with the header of its turn."""
+def judge_prompt(
+    inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int, is_adjacent: bool
+) -> SpanPrompt:
+    """A prompt that takes the outputs of inner prompts over, each with the header of its turn.
+
+    `is_adjacent`: with the end of the turn before as well, which stands there in the inner prompt too.
+    """
     ids: list[int] = [2, *_SYSTEM]
-    spans = []
-    width = len(_ANSWER)
+    spans: list[Span] = []
     for prompt, tokens in inner:
-        start = len(ids)
-        ids += [*_ANSWER, *tokens]
+        start = spans[-1].end if is_adjacent and spans else len(ids)
+        ids += _ANSWER
+        width = len(ids) - start
+        ids += tokens
         anchor = SpanPrompt(prompt.token_ids[:-width], prompt.spans)
         spans.append(Span(start, len(ids), anchor, min(repair, len(ids) - start), width))
-        ids.append(12)
-    return SpanPrompt((*ids, *range(60, 61 + question), *_ANSWER), tuple(spans))
+        ids.append(_CLOSING)
+    return SpanPrompt((*ids, *range(60, 60 + question), _CLOSING, *_ANSWER), tuple(spans))
 
 
 class Traffic(RuleBasedStateMachine):
@@ -138,18 +145,25 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(question=st.integers(0, 60), max_tokens=st.sampled_from([1, 5, 40]), leased=st.booleans())
     def ask_plain(self, question: int, max_tokens: int, leased: bool) -> None:
-        prompt = SpanPrompt((*_SYSTEM, *_HEADER, *range(300, 301 + question), *_ANSWER))
+        prompt = SpanPrompt((*_SYSTEM, *_HEADER, *range(300, 300 + question), _CLOSING, *_ANSWER))
         self.send(prompt, max_tokens, 1, leased)
 
     @precondition(lambda self: self.inner)
-    @rule(data=st.data(), repair=st.sampled_from([0, 3]), question=st.integers(0, 9), leased=st.booleans())
-    def judge(self, data: st.DataObject, repair: int, question: int, leased: bool) -> None:
+    @rule(
+        data=st.data(),
+        repair=st.sampled_from([0, 3]),
+        question=st.integers(0, 9),
+        is_adjacent=st.booleans(),
+        leased=st.booleans(),
+    )
+    def judge(self, data: st.DataObject, repair: int, question: int, is_adjacent: bool, leased: bool) -> None:
         sent = self.engine.sent
         done = [name for name in self.inner if name in sent and sent[name].finished and sent[name].salt is None]
         if not done:
             return
         chosen = data.draw(st.lists(st.sampled_from(done), min_size=1, max_size=4))
-        prompt = judge_prompt([(sent[name].prompt, sent[name].tokens) for name in chosen], repair, question)
+        inner = [(sent[name].prompt, sent[name].tokens) for name in chosen]
+        prompt = judge_prompt(inner, repair, question, is_adjacent)
         self.send(prompt, 3, 1, leased)
 
     @rule(steps=st.integers(1, 6))
