@@ -30,7 +30,7 @@ COLUMNS = {
     "contestant": "contestant",
     "cache": "documents",
     "ttft": "TTFT, s (range)",
-    "speedup": "baseline / this (range)",
+    "speedup": "stock / this (range)",
     "count": "n",
     "cached_tokens": "cached",
     "internal_tokens": "internal",
@@ -55,16 +55,6 @@ def _flat(rounds: Sequence[Sequence[Answer]]) -> list[Answer]:
     return [answer for answers in rounds for answer in answers]
 
 
-def baseline(by_contestant: Mapping[Contestant, Record]) -> Record:
-    """What speed is measured against: the faster of stock vLLM and the exact rung on our own engine.
-
-    Both compute the same tokens of the same texts. Two engines on one machine get in each other's way, and one that
-    was slowed down by its neighbour must not make ours look fast.
-    """
-    known = [by_contestant[who] for who in (STOCK, FULL) if who in by_contestant and _flat(by_contestant[who].hits)]
-    return min(known, key=lambda record: median(answer.ttft for answer in _flat(record.hits)))
-
-
 def rows(records: Records) -> list[Row]:
     """One row for each point, contestant and state of the cache; the questions alone stand last."""
     out: list[Row] = []
@@ -76,7 +66,7 @@ def rows(records: Records) -> list[Row]:
             known = "hit" if who.has_spans else "prefix, if any" if who.canonical else "recomputed"
             for cache, rounds in ((known, record.hits), ("new", record.misses), ("prefix hit", record.repeats)):
                 if _flat(rounds):
-                    row = _times(point, rounds, baseline(by_contestant)) | good
+                    row = _times(point, rounds, stock) | good
                     row["label"], row["contestant"], row["cache"] = names[point], who.name, cache
                     row["move_share"] = move_share(record) if cache == "hit" else None
                     out.append(row)
@@ -86,10 +76,10 @@ def rows(records: Records) -> list[Row]:
     return out
 
 
-def _times(point: Point, rounds: Sequence[Sequence[Answer]], base: Record) -> Row:
+def _times(point: Point, rounds: Sequence[Sequence[Answer]], stock: Record) -> Row:
     answers = _flat(rounds)
     time = spread([answer.ttft for answer in answers])
-    speedup = ratio_spread(ttfts(base.hits), ttfts(rounds))
+    speedup = ratio_spread(ttfts(stock.hits), ttfts(rounds))
     lengths = [answer.usage.prompt for answer in answers]
     return {
         "point": f"{median(lengths):.0f} tokens, {point.num_documents} documents",
@@ -144,21 +134,21 @@ def move_share(record: Record) -> float | None:
 
 
 def figures(records: Records) -> dict[str, float]:
-    """Numbers by name: `hit_*` is the baseline's time over that of a hit, `miss_*` the time with all documents new
-    over the baseline's, `moves_share_*` the share of a hit's time spent in moves, `kept_*` the share of what documents
+    """Numbers by name: `hit_*` is stock's time over that of a hit, `miss_*` the time with all documents new
+    over stock's, `moves_share_*` the share of a hit's time spent in moves, `kept_*` the share of what documents
     add, `exact_*` stock's time over that of the exact rung, which should be 1. `of_prefix_hit_*` is the time of an
     ordinary prefix hit, which needs no moves and can't be beaten, over that of a moved hit."""
     found: dict[str, float] = {}
     for point, label in labels(records).items():
         by_contestant = records[point]
-        stock, closed, base = by_contestant[STOCK], by_contestant[CLOSED_BOOK], baseline(by_contestant)
+        stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
         for name, who in FIGURES.items():
             record = by_contestant.get(who)
             if record is None or not _flat(record.hits):
                 continue
             suffix = label if who is MOVED_HEADER else f"{label}_{name}"
-            found[f"hit_{label}_{name}"] = ratio_spread(ttfts(base.hits), ttfts(record.hits)).median
-            found[f"miss_{suffix}"] = ratio_spread(ttfts(record.misses), ttfts(base.hits)).median
+            found[f"hit_{label}_{name}"] = ratio_spread(ttfts(stock.hits), ttfts(record.hits)).median
+            found[f"miss_{suffix}"] = ratio_spread(ttfts(record.misses), ttfts(stock.hits)).median
             share, kept = move_share(record), quality(record, stock, closed).get("kept")
             if share is not None:
                 found[f"moves_share_{suffix}"] = share
@@ -176,7 +166,7 @@ def figures(records: Records) -> dict[str, float]:
 def notes(records: Records) -> list[str]:
     """What to know about the rows, such as spans of hits that were not in the cache after all."""
     found = [
-        "baseline: the faster of stock vLLM and the exact rung on our engine, which compute the same tokens",
+        "stock: with its documents shuffled; the exact rung computes the same tokens on our engine",
         "hit: all documents' KV is in the cache, their order is new; recomputed and new: no document is, which the run "
         f"checks; prefix hit: the documents in the order of the prompt before; canonical order: behind {NUM_EARLIER} "
         "prompts over other documents of the pool",
