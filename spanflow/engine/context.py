@@ -56,9 +56,15 @@ def computed_whole(span: Span) -> SpanReport | None:
     return SpanReport(span.start, span.end, "computed", 0, repaired, len(span) - repaired, why)
 
 
+def effective(prompt: SpanPrompt) -> SpanPrompt:
+    """The prompt without spans of which nothing would be moved: these are computed in context and are no spans."""
+    kept = tuple(span for span in prompt.spans if computed_whole(span) is None)
+    return prompt if len(kept) == len(prompt.spans) else SpanPrompt(prompt.token_ids, kept)
+
+
 def source_prompt(prompt: SpanPrompt, span: Span) -> SpanPrompt:
     """The prompt whose KV a span is taken from: its anchor, with the anchor's own spans, and its tokens."""
-    return SpanPrompt(span.anchor.token_ids + prompt.tokens(span), span.anchor.spans)
+    return span.anchor.followed_by(prompt.tokens(span))
 
 
 def source_in_context(prompt: SpanPrompt, span: Span) -> Flags:
@@ -66,9 +72,8 @@ def source_in_context(prompt: SpanPrompt, span: Span) -> Flags:
 
     A generated span was sampled by running its inner prompt, so that prompt's last token was computed in context.
     """
-    inner_len = len(span.anchor) + (span.num_taken or 0)
-    inner = SpanPrompt(source_prompt(prompt, span).token_ids[:inner_len], span.anchor.spans)
-    behind = np.ones(len(span.anchor) + len(span) - inner_len, dtype=np.bool_)
+    inner = span.anchor.followed_by(prompt.tokens(span)[: span.num_taken or 0])
+    behind = np.ones(len(span.anchor) + len(span) - len(inner), dtype=np.bool_)
     return np.concatenate([in_context(inner, last=span.is_generated), behind])
 
 

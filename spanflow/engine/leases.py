@@ -72,7 +72,7 @@ class LeaseBook(Generic[T]):
             return None
         self.expire()
         wanted = span.anchor.token_ids + prompt.tokens(span)[:-1]
-        inner = SpanPrompt(wanted[: len(span.anchor) + span.num_taken], span.anchor.spans)
+        inner = span.anchor.followed_by(prompt.tokens(span)[: span.num_taken])
         for held in self._by_key.get((owner, inner.digest), {}).values():
             if held.token_ids[: len(wanted)] == wanted:
                 return held

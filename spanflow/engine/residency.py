@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
-from spanflow.engine.context import computed_whole, count_span, in_context, taken_range
+from spanflow.engine.context import computed_whole, count_span, effective, in_context, taken_range
 from spanflow.engine.leases import Held, LeaseBook, tenant
 from spanflow.engine.protocol import EngineRequest, SpanReport, SpanStatus
 from spanflow.lowering.prompt import Span, SpanPrompt
@@ -99,7 +99,7 @@ class Residency:
         """End a request with what it sampled; its full blocks stay to be found, all of them where it is leased."""
         request, size = admission.request, self.block_size
         del self.running[request.request_id]
-        tokens = SpanPrompt(admission.prompt.token_ids + sampled[:-1], admission.prompt.spans)
+        tokens = admission.prompt.followed_by(sampled[:-1])
         self._register(tenant(request), tokens, admission.blocks, None)
         if request.lease is not None and sampled:
             kept = -(-len(tokens) // size)
@@ -225,14 +225,13 @@ class Residency:
         return blocks
 
     def _source(self, prompt: SpanPrompt, span: Span) -> _Source:
-        tokens = span.anchor.token_ids + prompt.token_ids[span.start : taken_range(span)[1]]
-        anchor = _without(span.anchor, {})
-        return _Source(SpanPrompt(tokens, anchor.spans), len(anchor) // self.block_size)
+        tokens = prompt.token_ids[span.start : taken_range(span)[1]]
+        return _Source(effective(span.anchor).followed_by(tokens), len(span.anchor) // self.block_size)
 
     def _padded(self, source: SpanPrompt) -> SpanPrompt:
         """With filler up to a block boundary, so that the last block is full and can be found again."""
         filler = -len(source) % self.block_size
-        return SpanPrompt(source.token_ids + source.token_ids[-1:] * filler, source.spans)
+        return source.followed_by(source.token_ids[-1:] * filler)
 
     def _too_long(self, owner: Hashable, prompt: SpanPrompt, span: Span) -> str:
         """Why a span's source cannot be made, or ''; a leased one is there already."""
@@ -260,7 +259,7 @@ class Residency:
 
 def _taken_from(prompt: SpanPrompt) -> tuple[Span, ...]:
     """The spans that need a source, the head among them: its KV too must be there before a span behind it is."""
-    spans = tuple(span for span in prompt.spans if taken_range(span)[0] < taken_range(span)[1])
+    spans = effective(prompt).spans
     if not spans or not prompt.spans[0].start:
         return spans
     return (Span(0, prompt.spans[0].start, SpanPrompt(())), *spans)
@@ -268,5 +267,5 @@ def _taken_from(prompt: SpanPrompt) -> tuple[Span, ...]:
 
 def _without(prompt: SpanPrompt, refused: dict[Span, str]) -> SpanPrompt:
     """The prompt without the spans that are refused, and without those of which nothing would be moved."""
-    kept = tuple(s for s in prompt.spans if s not in refused and taken_range(s)[0] < taken_range(s)[1])
-    return prompt if len(kept) == len(prompt.spans) else SpanPrompt(prompt.token_ids, kept)
+    kept = tuple(span for span in prompt.spans if span not in refused)
+    return effective(SpanPrompt(prompt.token_ids, kept) if refused else prompt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +29,7 @@ class Span:
 
     start: int
     end: int
-    anchor: SpanPrompt
+    anchor: SpanPrompt = field(repr=False)  # of spans behind spans behind spans there is no end
     repair: int = 0
     num_taken: int | None = None
 
@@ -50,12 +51,13 @@ class SpanPrompt:
 
     token_ids: tuple[int, ...]
     spans: tuple[Span, ...] = ()
-    digest: bytes = field(init=False, repr=False, compare=False)
+    digest: bytes = field(init=False, repr=False)
+    _hasher: Any = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         position = 0
         hasher = blake2b(b"prompt", digest_size=16)
-        hasher.update(_ids((len(self.token_ids), *self.token_ids)))
+        hasher.update(_ids((len(self.spans),)))
         for number, span in enumerate(self.spans):
             if not position <= span.start < span.end <= len(self.token_ids):
                 raise QueryError(
@@ -67,7 +69,22 @@ class SpanPrompt:
             position = span.end
             taken = -1 if span.num_taken is None else span.num_taken
             hasher.update(_ids((span.start, span.end, span.repair, taken)) + span.anchor.digest)
+        hasher.update(_ids(self.token_ids))  # last, so that more of them may follow
         object.__setattr__(self, "digest", hasher.digest())
+        object.__setattr__(self, "_hasher", hasher)
+
+    def followed_by(self, token_ids: tuple[int, ...]) -> SpanPrompt:
+        """The same with more tokens behind it and no more spans. What it has itself is not hashed again."""
+        hasher = self._hasher.copy()
+        hasher.update(_ids(token_ids))
+        longer = object.__new__(SpanPrompt)
+        values = (self.token_ids + token_ids, self.spans, hasher.digest(), hasher)
+        for name, value in zip(SpanPrompt.__slots__, values, strict=True):
+            object.__setattr__(longer, name, value)
+        return longer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SpanPrompt, (self.token_ids, self.spans)  # a hasher can't be copied between processes
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, SpanPrompt) else NotImplemented
@@ -92,4 +109,4 @@ def span_key(prompt: SpanPrompt, span: Span) -> bytes:
 
     Where the anchor ends does not matter: an answer may bring more or less of what stood before it along.
     """
-    return SpanPrompt(span.anchor.token_ids + prompt.tokens(span), span.anchor.spans).digest
+    return span.anchor.followed_by(prompt.tokens(span)).digest

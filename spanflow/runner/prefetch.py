@@ -63,7 +63,7 @@ def _sources(lowered: Lowered) -> list[SpanPrompt]:
     """What is computed to get a span: its anchor and itself."""
     prompt = lowered.prompt
     return [
-        SpanPrompt(span.anchor.token_ids + prompt.tokens(span), span.anchor.spans)
+        span.anchor.followed_by(prompt.tokens(span))
         for span, source in zip(prompt.spans, lowered.sources, strict=True)
         if source.anchor in ("header", "none") and span.repair < len(span)
     ]

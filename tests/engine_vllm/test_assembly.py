@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from span_prompts import span_prompts
 
-from spanflow.engine.context import in_context
-from spanflow.engine.vllm.assembly import assemble, behind, effective, moved, split
+from spanflow.engine.context import effective, in_context, taken_range
+from spanflow.engine.vllm.assembly import assemble, behind, source_maker, split
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
 
@@ -23,7 +23,7 @@ def ready(prompt: SpanPrompt) -> SpanPrompt:
 @given(span_prompts())
 def test_each_token_is_moved_computed_or_left(prompt: SpanPrompt) -> None:
     prompt = ready(prompt)
-    whole = assemble(prompt)
+    whole = assemble(prompt, source_maker())
     ways = [0] * len(prompt)
     for segment in whole.segments:
         for at in range(segment.start, segment.end):
@@ -44,7 +44,7 @@ def test_what_is_moved_is_what_the_oracle_moves(prompt: SpanPrompt) -> None:
     prompt = ready(prompt)
     expected = [not flag for flag in in_context(prompt)]
     found = [False] * len(prompt)
-    for segment in assemble(prompt).segments[1:]:
+    for segment in assemble(prompt, source_maker()).segments[1:]:
         found[segment.start : segment.end] = [True] * (segment.end - segment.start)
     assert found == expected
 
@@ -53,7 +53,7 @@ def test_what_is_moved_is_what_the_oracle_moves(prompt: SpanPrompt) -> None:
 @given(span_prompts(), st.integers(1, 40))
 def test_behind_a_hit_nothing_is_done_twice(prompt: SpanPrompt, num_cached: int) -> None:
     prompt = ready(prompt)
-    whole = assemble(prompt)
+    whole = assemble(prompt, source_maker())
     rest = behind(whole, num_cached)
     assert all(segment.start >= num_cached for segment in rest.segments)
     assert all(low >= num_cached for low, _ in rest.ranges)
@@ -65,11 +65,13 @@ def test_behind_a_hit_nothing_is_done_twice(prompt: SpanPrompt, num_cached: int)
 
 
 def test_parts_of_a_span() -> None:
-    assert moved(Span(4, 9, NO_ANCHOR)) == (4, 9)
-    assert moved(Span(4, 9, NO_ANCHOR, 2)) == (6, 9)
-    assert moved(Span(4, 9, NO_ANCHOR, 2, 1)) == (6, 8)
-    assert moved(Span(4, 9, NO_ANCHOR, 5)) is None
-    assert moved(Span(4, 6, NO_ANCHOR, 1, 1)) is None
+    """What is not moved, or nothing of it, is computed in context."""
+    assert taken_range(Span(4, 9, NO_ANCHOR)) == (4, 9)
+    assert taken_range(Span(4, 9, NO_ANCHOR, 2)) == (6, 9)
+    assert taken_range(Span(4, 9, NO_ANCHOR, 2, 1)) == (6, 8)
+    ids = tuple(range(12))
+    assert effective(SpanPrompt(ids, (Span(4, 9, NO_ANCHOR, 5),))) == SpanPrompt(ids)
+    assert effective(SpanPrompt(ids, (Span(4, 6, NO_ANCHOR, 1, 1),))) == SpanPrompt(ids)
 
 
 def test_ranges_are_cut_to_the_threshold() -> None:
@@ -83,7 +85,7 @@ def test_a_judge_of_two(repair: int) -> None:
     inner = SpanPrompt(tuple(range(10)))
     ids = tuple(range(100, 150))
     prompt = SpanPrompt(ids, (Span(5, 15, inner, repair, 3), Span(18, 30, inner, repair, 3)))
-    whole = assemble(prompt)
+    whole = assemble(prompt, source_maker())
     assert whole.ranges == (((5, 8), (14, 21)) if repair else ((14, 18),))
     assert whole.suffix == 29
     assert [segment.delta for segment in whole.segments] == [0, 5 - 10, 18 - 10]

@@ -183,7 +183,7 @@ def test_tails_of_others_are_other_tails(what: str) -> None:
     from vllm.v1.core.kv_cache_utils import init_none_hash
 
     from spanflow.engine.vllm.contract import LoRARequest, get_hash_fn_by_name
-    from spanflow.engine.vllm.hashing import source_keys
+    from spanflow.engine.vllm.hashing import Hashing
     from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
     hash_fn = get_hash_fn_by_name("sha256")
@@ -198,7 +198,7 @@ def test_tails_of_others_are_other_tails(what: str) -> None:
         )
         tokens = (9 if other == "prefix" else 1, *range(length))
         spans = (Span(length - 2, length, NO_ANCHOR),) if other == "spans" else ()
-        return source_keys(tenant, SpanPrompt(tokens, spans), 16, hash_fn).tail_key
+        return Hashing(16, hash_fn).source_keys(tenant, SpanPrompt(tokens, spans)).tail_key
 
     # A short one has no block before it, whose hash would tell tenants apart.
     length = 20 if what == "prefix" else 10

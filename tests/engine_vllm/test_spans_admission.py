@@ -42,10 +42,10 @@ def test_a_prompt_that_is_more_than_token_ids_runs_exactly(model_dir: Path, name
 
     engine = start(model_dir, 60)
     wanted = prompt(document(0))
-    request = engine.scheduler.requests[engine.send(wanted)]
-    assert why_exact(engine.scheduler.spans, request, wanted, 1) == ""
-    setattr(request, name, [SimpleNamespace()])
-    assert why_exact(engine.scheduler.spans, request, wanted, 1) == "the prompt is not made of token ids alone"
+    state = engine.scheduler.spans.known[engine.send(wanted)]
+    assert why_exact(engine.scheduler.spans, state, 1) == ""
+    setattr(state.request, name, [SimpleNamespace()])
+    assert why_exact(engine.scheduler.spans, state, 1) == "the prompt is not made of token ids alone"
 
 
 def test_an_anchor_s_own_spans_must_fit_the_window(model_dir: Path) -> None:

@@ -214,11 +214,7 @@ def test_an_evicted_source_among_others(rig: Rig, judge: Judge) -> None:
     prompt = rig.prompt([one, two], repair=4)
     judge.check(rig.one(prompt))
     scheduler = rig.scheduler
-    from spanflow.engine.vllm.hashing import source_keys
-
-    tenant = _tenant()
-    source = SpanPrompt(rig.header + one)
-    keys = source_keys(tenant, source, scheduler.block_size, scheduler.spans.hash_fn)
+    keys = scheduler.spans.hashing.source_keys(_tenant(), SpanPrompt(rig.header + one))
     blocks = scheduler.spans.residency.cached(keys.full)
     assert blocks
     scheduler.kv_cache_manager.block_pool.evict_blocks({blocks[0].block_id})

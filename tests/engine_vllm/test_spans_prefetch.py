@@ -206,6 +206,8 @@ def test_nobody_waits_for_what_others_hold_open(model_dir: Path, held_open: str)
 def test_nobody_waits_for_what_runs_exactly(model_dir: Path) -> None:
     """It makes no source: its spans are computed in context."""
     engine = start(model_dir)
+    engine.send(source(DOCUMENTS[0]), keep=True)
+    engine.finish()
     first = reader(DOCUMENTS[0])
     anchor = SpanPrompt(first.token_ids[: first.spans[0].end], first.spans)
     kept = SpanPrompt((*anchor.token_ids, *DOCUMENTS[1]), anchor.spans)

@@ -282,7 +282,7 @@ def test_of_a_prompt_s_copies_the_last_go_first(model_dir: Path) -> None:
     engine.send(one)
     engine.finish()
     num_empty = sum(block.block_hash is None for block in engine.scheduler.spans.residency.pool.blocks[1:])
-    num_empty -= len(engine.scheduler.spans.residency.tails)
+    num_empty -= len(engine.scheduler.spans.residency.by_block)
     engine.send(plain(0, BLOCK * (num_empty + 3) - 1))
     engine.finish()
     name = engine.send(SpanPrompt((*one.token_ids, 50, 51), one.spans))

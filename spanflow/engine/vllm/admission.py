@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from spanflow.engine.vllm.assembly import assemble, effective
+from spanflow.engine.context import effective
+from spanflow.engine.vllm.assembly import Assembly, assemble
 from spanflow.engine.vllm.contract import Request
-from spanflow.engine.vllm.hashing import BlockHasher, source_keys
 from spanflow.engine.vllm.payload import Ask, decode
 from spanflow.engine.vllm.state import SourceState, SpanRequest
 from spanflow.errors import QueryError
@@ -15,6 +19,9 @@ from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 if TYPE_CHECKING:
     from spanflow.engine.vllm.resolver import Resolver
 
+#: How many tokens the sources of one prompt may have together: the core keeps and hashes them all.
+MOST_TOKENS = 1 << 24
+
 
 def admit(spans: Resolver, request: Request, payload: Any) -> None:
     """Make a span request of `request`, before it is queued. A bad payload fails this request alone."""
@@ -22,8 +29,7 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
     try:
         ask = decode(payload, tokens)
         prompt = SpanPrompt(tokens, ask.spans)
-        for number, span in enumerate(prompt.spans):
-            check_anchor(spans, request, prompt, number, span)
+        check_anchors(spans, request, prompt)
     except QueryError as error:
         spans.known[request.request_id] = SpanRequest(request, Ask(), SpanPrompt(tokens), answers={"error": str(error)})
         spans.refuse(request)
@@ -46,7 +52,7 @@ def expect(spans: Resolver, request: Request) -> None:
     if state.exact or request.resumable or params is None:
         return
     if params.max_tokens == 1 and not params.structured_outputs:
-        state.makes = source_keys(request, state.prompt, spans.block_size, spans.hash_fn).key
+        state.makes = spans.hashing.source_keys(request, state.prompt).key
         spans.by_source.setdefault(state.makes, request.request_id)
 
 
@@ -59,18 +65,28 @@ def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) ->
         state.answers["unsupported"] = spans.unsupported
         return
     params = request.sampling_params
-    state.exact = why_exact(spans, request, kept, params.max_tokens or 1 if params is not None else 1)
+    state.exact = why_exact(spans, state, params.max_tokens or 1 if params is not None else 1)
     if state.exact:
         return
-    state.assembly = assemble(kept)
-    sources = [segment.source for segment in state.assembly.segments]
-    state.sources = tuple(
-        SourceState(source, source_keys(request, source, spans.block_size, spans.hash_fn)) for source in sources
-    )
     # The request's own hashes must know of the spans before anybody looks its prefix up.
     request.block_hashes.clear()
-    request._block_hasher = BlockHasher(spans.block_size, spans.hash_fn, kept.spans)
+    request._block_hasher = spans.hashing.hasher(kept.spans)
     request.update_block_hashes()
+    serve(spans, state)
+
+
+def serve(spans: Resolver, state: SpanRequest) -> None:
+    """Hold a request until its spans are resolved."""
+    spans.known[state.request.request_id] = state
+    state.assembly = assemble(state.prompt, state.make)
+    sources, keys = [segment.source for segment in state.assembly.segments], state.keys
+    anchors = [NO_ANCHOR, *(state.make(span.anchor, ()) for span in state.prompt.spans)]
+    for source, anchor in zip(sources, anchors, strict=True):
+        # What stands behind one anchor begins with the same blocks.
+        for prompt, before in ((anchor, NO_ANCHOR), (source, anchor)):
+            if prompt not in keys:
+                keys[prompt] = spans.hashing.source_keys(state.request, prompt, keys[before].full)
+    state.sources = tuple(SourceState(source, keys[source]) for source in sources)
     spans.hold(state)
 
 
@@ -79,12 +95,12 @@ def tenant(request: Request) -> tuple[str | None, str | None]:
     return request.cache_salt, request.lora_request.lora_name if request.lora_request else None
 
 
-def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt, max_tokens: int) -> str:
+def why_exact(spans: Resolver, state: SpanRequest, max_tokens: int) -> str:
     """Why the spans of this request's prompt, or of one of its sources, are computed in context, or ''.
 
     `max_tokens` follow the prompt; a source is materialised with one, whatever its reader asks for.
     """
-    params = request.sampling_params
+    request, params = state.request, state.request.sampling_params
     if spans.unsupported:
         return spans.unsupported
     if params is not None and params.prompt_logprobs is not None:
@@ -95,17 +111,28 @@ def why_exact(spans: Resolver, request: Request, prompt: SpanPrompt, max_tokens:
         return "the prompt is not made of token ids alone"
     if request.resumable:
         return "the request is a resumable session"
-    for segment in assemble(prompt).segments:
-        source = segment.source
-        if len(source) + 1 > spans.scheduler.max_model_len:
-            window = spans.scheduler.max_model_len
-            return f"a span behind its anchor has {len(source)} tokens, too many for the window of {window}"
-        if source.spans and (why := why_exact(spans, request, source, 1)):
+    window, longest = spans.scheduler.max_model_len, dict[SpanPrompt, int]()
+    todo = [(state.prompt, max_tokens)]
+    while todo:
+        prompt, max_tokens = todo.pop()
+        num_tokens = sum(len(span.anchor) + len(span) for span in prompt.spans)
+        if num_tokens > MOST_TOKENS:
+            return f"spans and what they stand behind have {num_tokens} tokens, more than {MOST_TOKENS}"
+        assembly = assemble(prompt, state.make)
+        for segment in sorted(assembly.segments[1:], key=lambda segment: len(segment.source), reverse=True):
+            anchor, size = prompt.spans[segment.span].anchor, len(segment.source)
+            if size + 1 > window:
+                return f"a span behind its anchor has {size} tokens, too many for the window of {window}"
+            # Behind one anchor all sources are assembled of the same ones, and the longest needs most.
+            if segment.source.spans and size > longest.get(anchor, 0):
+                longest[anchor] = size
+                todo.append((segment.source, 1))
+        if why := why_too_big(spans, assembly, max_tokens):
             return why
-    return why_too_big(spans, prompt, max_tokens)
+    return ""
 
 
-def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
+def why_too_big(spans: Resolver, assembly: Assembly, max_tokens: int) -> str:
     """Why sources and prompt can't be in the pool one after the other, or ''. Depends on sizes alone: the same each
     time.
 
@@ -115,46 +142,53 @@ def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
     size = spans.block_size
     kept: dict[bytes, int] = {}
     extra = head = 0
-    for segment in assemble(prompt).segments:
+    for segment in assembly.segments:
         num_blocks, first = -(-len(segment.source) // size), segment.source_start // size
         kept[segment.source.digest] = num_blocks - first
         extra = max(extra, first + 1)
         head = head or num_blocks - first
-    blocks = max(sum(kept.values()) + extra, -(-(len(prompt) + max_tokens) // size) + head)
+    blocks = max(sum(kept.values()) + extra, -(-(len(assembly.prompt) + max_tokens) // size) + head)
     if blocks > spans.num_blocks:
         return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"
     return ""
 
 
-def check_anchor(spans: Resolver, request: Request, prompt: SpanPrompt, number: int, span: Span) -> None:
-    """An anchor must be a part of this prompt, a header of the model's template, or a leased inner prompt.
+def check_anchors(spans: Resolver, request: Request, prompt: SpanPrompt) -> None:
+    """Each anchor must be a part of this prompt, a header of the model's template, or a leased inner prompt.
 
     Anything else would let a payload put text before the model that the prompt does not show.
     Raises QueryError.
     """
-    anchor = span.anchor
-    if span.is_generated:
-        taken = prompt.token_ids[span.start : span.start + (span.num_taken or 0)]
-        inner = SpanPrompt(anchor.token_ids + taken, anchor.spans)
-        if (*tenant(request), inner.digest) in spans.residency.inner_prompts:
-            return
-        raise QueryError(
-            f"span {number} takes over the output of an inner prompt that this tenant never ran under a lease"
-        )
-    if anchor == NO_ANCHOR or (not anchor.spans and anchor.token_ids in spans.headers):
-        return
-    before = SpanPrompt(prompt.token_ids[: len(anchor)], tuple(s for s in prompt.spans if s.end <= len(anchor)))
-    if len(anchor) <= span.start and anchor == before:
-        return
-    if not anchor.spans and _within(anchor.token_ids, prompt.token_ids[: span.start]):
-        return
-    raise QueryError(
-        f"span {number} names a foreign anchor of {len(anchor)} tokens: it is neither a part of the prompt before "
-        "the span, nor a header of the chat template, nor a leased prompt"
-    )
+    text, believed = cache(partial(_spell, prompt.token_ids)), set()
+    for number, span in enumerate(prompt.spans):
+        anchor, taken = span.anchor, None
+        if span.num_taken is not None:
+            taken = prompt.token_ids[span.start : span.start + span.num_taken]
+        if (anchor, taken) in believed:
+            continue  # More of the prompt stands before this span than before the one that named it first.
+        believed.add((anchor, taken))
+        if taken is not None:
+            if (*tenant(request), anchor.followed_by(taken).digest) not in spans.residency.inner_prompts:
+                raise QueryError(
+                    f"span {number} takes over the output of an inner prompt that this tenant never ran under a lease"
+                )
+        elif (anchor.spans or anchor.token_ids not in spans.headers) and not _is_part(prompt, span, text):
+            raise QueryError(
+                f"span {number} names a foreign anchor of {len(anchor)} tokens: it is neither a part of the prompt "
+                "before the span, nor a header of the chat template, nor a leased prompt"
+            )
 
 
-def _within(needle: tuple[int, ...], tokens: tuple[int, ...]) -> bool:
-    """Whether `needle` stands somewhere in `tokens`."""
-    width = len(needle)
-    return any(tokens[at : at + width] == needle for at in range(len(tokens) - width + 1) if tokens[at] == needle[0])
+def _is_part(prompt: SpanPrompt, span: Span, text: Callable[[], str]) -> bool:
+    """Whether the anchor of a span is the prompt's beginning with its spans, or has none and stands before the span."""
+    anchor, size = span.anchor, len(span.anchor)
+    if anchor.spans:
+        before = prompt.spans[: bisect_right(prompt.spans, size, key=lambda span: span.end)]
+        return size <= span.start and anchor == SpanPrompt(prompt.token_ids[:size], before)
+    at = text().find(_spell(anchor.token_ids), 0, span.start)
+    return at >= 0 and prompt.token_ids[at : at + size] == anchor.token_ids
+
+
+def _spell(tokens: tuple[int, ...]) -> str:
+    """A character for each token, since strings are searched in linear time."""
+    return "".join(chr(token % sys.maxunicode) for token in tokens)

@@ -5,13 +5,16 @@ Pure arithmetic on positions; knows neither blocks nor vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
-from spanflow.engine.context import taken_range
-from spanflow.lowering.prompt import Span, SpanPrompt
+from spanflow.engine.context import effective, taken_range
+from spanflow.lowering.prompt import SpanPrompt
 
 Range = tuple[int, int]
+MakeSource = Callable[[SpanPrompt, tuple[int, ...]], SpanPrompt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,29 +46,20 @@ class Assembly:
     suffix: int
 
 
-def effective(prompt: SpanPrompt) -> SpanPrompt:
-    """The prompt without spans of which nothing would be moved: these are computed in context and are no spans."""
-    kept = tuple(span for span in prompt.spans if moved(span))
-    return prompt if len(kept) == len(prompt.spans) else SpanPrompt(prompt.token_ids, kept)
+def source_maker() -> MakeSource:
+    """Makes what `tokens` behind an anchor are moved from, each once, and what is there of each anchor once."""
+    before = cache(effective)
+    return cache(lambda anchor, tokens: before(anchor).followed_by(tokens))
 
 
-def moved(span: Span) -> Range | None:
-    """The part of a span whose KV is moved, if any is."""
-    start, end = taken_range(span)
-    return (start, end) if start < end else None
-
-
-def assemble(prompt: SpanPrompt) -> Assembly:
+def assemble(prompt: SpanPrompt, make: MakeSource) -> Assembly:
     """The assembly of an `effective` prompt that has at least one span."""
     head = prompt.spans[0].start
     segments = [Segment(0, head, SpanPrompt(prompt.token_ids[:head]), 0, -1)]
     for number, span in enumerate(prompt.spans):
-        part = moved(span)
-        assert part is not None
-        start, end = part
-        anchor = span.anchor
-        source = effective(SpanPrompt(anchor.token_ids + prompt.token_ids[span.start : end], anchor.spans))
-        segments.append(Segment(start, end, source, len(anchor) + start - span.start, number))
+        start, end = taken_range(span)
+        source = make(span.anchor, prompt.token_ids[span.start : end])
+        segments.append(Segment(start, end, source, len(span.anchor) + start - span.start, number))
     ranges = tuple((a.end, b.start) for a, b in pairwise(segments) if a.end < b.start)
     return Assembly(prompt, tuple(segments), ranges, segments[-1].end)
 

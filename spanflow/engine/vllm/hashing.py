@@ -7,6 +7,7 @@ taken for the KV of full attention, and two assemblies share what is the same in
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,7 +21,8 @@ HashFn = Callable[[Any], bytes]
 
 def fingerprint(spans: Sequence[Span], start: int, end: int) -> bytes | None:
     """What the KV of tokens `[start, end)` depends on besides tokens and prefix, or None."""
-    touching = [span for span in spans if span.start < end and start < span.end]
+    first = bisect_right(spans, start, key=lambda span: span.end)
+    touching = spans[first : bisect_left(spans, end, key=lambda span: span.start)]
     if not touching:
         return None
     hasher = blake2b(digest_size=16)
@@ -34,39 +36,6 @@ def _extra_keys(request: Request, spans: Sequence[Span], start: int, end: int) -
     keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
     mark = fingerprint(spans, start, end)
     return keys if mark is None else (*(keys or ()), ("spanflow", mark))
-
-
-class BlockHasher:
-    """Hashes a request's new full blocks, as `Request._block_hasher` wants it, under the spans of its prompt."""
-
-    def __init__(self, block_size: int, hash_fn: HashFn, spans: tuple[Span, ...]) -> None:
-        self.block_size = block_size
-        self.hash_fn = hash_fn
-        self.spans = spans
-
-    def __call__(self, request: Request) -> list[BlockHash]:
-        """The hashes of the full blocks that the request has no hash for yet."""
-        done = len(request.block_hashes)
-        parent = request.block_hashes[-1] if done else None
-        return chain(request, request.all_token_ids, self.spans, self.block_size, self.hash_fn, done, parent)
-
-
-def chain(
-    tenant: Request,
-    tokens: Sequence[int],
-    spans: Sequence[Span],
-    block_size: int,
-    hash_fn: HashFn,
-    first_block: int = 0,
-    parent: BlockHash | None = None,
-) -> list[BlockHash]:
-    """The hashes of the full blocks of `tokens` from `first_block` on; salt and adapter are those of `tenant`."""
-    hashes: list[BlockHash] = []
-    for start in range(first_block * block_size, len(tokens) - block_size + 1, block_size):
-        end = start + block_size
-        parent = hash_block_tokens(hash_fn, parent, tokens[start:end], _extra_keys(tenant, spans, start, end))
-        hashes.append(parent)
-    return hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +53,49 @@ class SourceKeys:
         return self.tail_key or self.full[-1], self.tail
 
 
-def tail_key(
-    tenant: Request, spans: Sequence[Span], num_kv: int, block_size: int, full: Sequence[BlockHash], hash_fn: HashFn
-) -> bytes:
-    """The key of an unfilled block behind the `full` ones, its tokens aside."""
-    start = num_kv // block_size * block_size
-    parent = full[-1] if full else None
-    return hash_fn((parent, "tail", _extra_keys(tenant, spans, start, num_kv)))
+#: Those of nothing.
+NO_KEYS = SourceKeys((), b"", ())
 
 
-def source_keys(tenant: Request, prompt: SpanPrompt, block_size: int, hash_fn: HashFn) -> SourceKeys:
-    """The keys of a source; salt and adapter are those of `tenant`."""
-    tokens, spans = prompt.token_ids, prompt.spans
-    full = chain(tenant, tokens, spans, block_size, hash_fn)
-    tail = tokens[len(full) * block_size :]
-    key = tail_key(tenant, spans, len(tokens), block_size, full, hash_fn) if tail else b""
-    return SourceKeys(tuple(full), key, tail)
+class Hashing:
+    """How one engine hashes its blocks. `tenant` is a request of the salt and adapter that are wanted."""
+
+    def __init__(self, block_size: int, hash_fn: HashFn) -> None:
+        self.block_size = block_size
+        self.hash_fn = hash_fn
+
+    def hasher(self, spans: Sequence[Span], full: Sequence[BlockHash] = ()) -> Callable[[Request], list[BlockHash]]:
+        """Hashes a request's new full blocks, as `Request._block_hasher` wants it, under the spans of its prompt.
+
+        `full` are the hashes of all that its prompt fills, where they are known.
+        """
+
+        def hash_new(request: Request) -> list[BlockHash]:
+            done = request.block_hashes
+            return self.chain(request, request.all_token_ids, spans, done) if done or not full else [*full]
+
+        return hash_new
+
+    def chain(
+        self, tenant: Request, tokens: Sequence[int], spans: Sequence[Span], done: Sequence[BlockHash]
+    ) -> list[BlockHash]:
+        """The hashes of the full blocks of `tokens` behind those that are `done`."""
+        hashes: list[BlockHash] = []
+        parent, size = done[-1] if done else None, self.block_size
+        for start in range(len(done) * size, len(tokens) - size + 1, size):
+            extra = _extra_keys(tenant, spans, start, start + size)
+            parent = hash_block_tokens(self.hash_fn, parent, tokens[start : start + size], extra)
+            hashes.append(parent)
+        return hashes
+
+    def tail_key(self, tenant: Request, spans: Sequence[Span], num_kv: int, full: Sequence[BlockHash]) -> bytes:
+        """The key of an unfilled block behind the `full` ones, its tokens aside."""
+        start = num_kv // self.block_size * self.block_size
+        return self.hash_fn((full[-1] if full else None, "tail", _extra_keys(tenant, spans, start, num_kv)))
+
+    def source_keys(self, tenant: Request, prompt: SpanPrompt, done: Sequence[BlockHash] = ()) -> SourceKeys:
+        """The keys of a source, the first of whose full blocks are `done`."""
+        tokens, spans = prompt.token_ids, prompt.spans
+        full = (*done, *self.chain(tenant, tokens, spans, done))
+        tail = tokens[len(full) * self.block_size :]
+        return SourceKeys(full, self.tail_key(tenant, spans, len(tokens), full) if tail else b"", tail)

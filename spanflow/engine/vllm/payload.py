@@ -28,6 +28,7 @@ VERSION = 1
 _LEASE, _AUDIT, _PROBE, _KEEP = 1, 2, 4, 8
 _DIGEST_CUTS = ((0, 6), (6, 11), (11, 16))
 _SPAN_INTS = 5
+_LIMIT = 1 << 62
 _MAX_LEASE_SECONDS = 24 * 3600
 
 
@@ -51,22 +52,25 @@ class Ask:
 def encode(ask: Ask) -> list[int]:
     """The flat list for an `Ask`; equal anchors are written once."""
     anchors: list[int] = []
-    index: dict[bytes, int] = {NO_ANCHOR.digest: -1}
-
-    def place(anchor: SpanPrompt) -> int:
-        if anchor.digest not in index:
-            spans = flat(anchor.spans)
-            anchors.extend((len(anchor), *anchor.token_ids, *spans))
-            index[anchor.digest] = len(index) - 1
-        return index[anchor.digest]
+    index: dict[SpanPrompt, int] = {NO_ANCHOR: -1}
 
     def flat(spans: Sequence[Span]) -> list[int]:
         out = [len(spans)]
         for span in spans:
             taken = -1 if span.num_taken is None else span.num_taken
-            out.extend((span.start, span.end, span.repair, taken, place(span.anchor)))
+            out.extend((span.start, span.end, span.repair, taken, index[span.anchor]))
         return out
 
+    todo = [span.anchor for span in reversed(ask.spans)]
+    while todo:
+        anchor = todo.pop()
+        if anchor in index:
+            continue
+        if missing := [span.anchor for span in anchor.spans if span.anchor not in index]:
+            todo += (anchor, *missing)  # Once more, when what it refers to is written.
+            continue
+        anchors.extend((len(anchor), *anchor.token_ids, *flat(anchor.spans)))
+        index[anchor] = len(index) - 1
     spans = flat(ask.spans)
     flags = _LEASE * (ask.lease is not None) + _AUDIT * ask.audit + _PROBE * ask.probe + _KEEP * ask.keep
     releases = [int.from_bytes(digest[a:b], "little") for digest in ask.releases for a, b in _DIGEST_CUTS]
@@ -88,8 +92,8 @@ class _Reader:
                 f"spans payload ends at int {len(self.values)} inside {what} (needs {count} from {self.at})"
             )
         for value in values:
-            if type(value) is not int:
-                raise QueryError(f"spans payload: {what} holds {value!r}; only ints are allowed")
+            if type(value) is not int or not -_LIMIT < value < _LIMIT:
+                raise QueryError(f"spans payload: {what} holds {value!r}; only ints below 2**62 are allowed")
         self.at += count
         return values
 

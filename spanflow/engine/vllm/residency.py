@@ -31,6 +31,11 @@ class Tail:
     expires: float = math.inf
     alive: bool = True
 
+    @property
+    def names(self) -> list[tuple[bytes, tuple[int, ...]]]:
+        """What it is found by: its prefix, and each beginning of its tokens."""
+        return [(self.key, self.tokens[:end]) for end in range(1, len(self.tokens) + 1)]
+
 
 class Residency:
     """Finds sources, keeps leases, and remembers what was here once (so that a miss can say why).
@@ -42,7 +47,8 @@ class Residency:
     def __init__(self, pool: BlockPool, clock: Callable[[], float] = time.monotonic) -> None:
         self.pool = pool
         self.clock = clock
-        self.tails: dict[bytes, list[Tail]] = {}
+        # By more than the prefix: thousands of short documents may stand behind one header.
+        self.tails: dict[tuple[bytes, tuple[int, ...]], dict[int, Tail]] = {}
         self.by_block: dict[int, Tail] = {}
         self.leases: dict[int, Tail] = {}
         self.seen: OrderedDict[Hashable, None] = OrderedDict()
@@ -61,8 +67,8 @@ class Residency:
     def tail(self, key: bytes, tokens: tuple[int, ...]) -> Tail | None:
         """The block that begins with `tokens` behind the prefix that `key` names; of several the one with the least
         behind them, since a longer one is another answer's."""
-        found = (tail for tail in self.tails.get(key, ()) if tail.tokens[: len(tokens)] == tokens)
-        return min(found, key=lambda tail: len(tail.tokens), default=None)
+        found = self.tails.get((key, tokens), {})
+        return min(found.values(), key=lambda tail: len(tail.tokens), default=None)
 
     def keep(
         self,
@@ -77,7 +83,8 @@ class Residency:
         if lease is not None:
             tail.consumers, tail.expires = lease.consumers, self.clock() + lease.seconds
             self.leases[block.block_id] = tail
-        self.tails.setdefault(key, []).append(tail)
+        for name in tail.names:
+            self.tails.setdefault(name, {})[block.block_id] = tail
         self.by_block[block.block_id] = tail
         self._unpin_tail(tail)
 
@@ -144,10 +151,10 @@ class Residency:
         if not tail.alive:
             return
         tail.alive = False
-        tails = self.tails[tail.key]
-        tails.remove(tail)
-        if not tails:
-            del self.tails[tail.key]
+        for name in tail.names:
+            del self.tails[name][tail.block.block_id]
+            if not self.tails[name]:
+                del self.tails[name]
         del self.by_block[tail.block.block_id]
         self.leases.pop(tail.block.block_id, None)
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.admission import register, tenant
+from spanflow.engine.vllm.admission import serve, tenant
 from spanflow.engine.vllm.assembler import Assembler
 from spanflow.engine.vllm.assembly import Assembly, behind, with_head_in_context
 from spanflow.engine.vllm.connector import SpanConnector
@@ -27,7 +27,7 @@ from spanflow.engine.vllm.contract import (
 )
 from spanflow.engine.vllm.copies import Copies, Found
 from spanflow.engine.vllm.families import Families
-from spanflow.engine.vllm.hashing import BlockHasher, source_keys, tail_key
+from spanflow.engine.vllm.hashing import Hashing
 from spanflow.engine.vllm.metrics import Reporter
 from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
@@ -53,8 +53,9 @@ class Resolver:
         self.manager: KVCacheManager = scheduler.kv_cache_manager
         self.block_size = scheduler.block_size
         self.num_blocks = self.manager.block_pool.num_gpu_blocks - 1
-        self.hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
-        self.headers = {tuple(header) for header in extra.get("headers", ())}
+        hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        self.hashing = Hashing(self.block_size, hash_fn)
+        self.headers = {(), *map(tuple, extra.get("headers", ()))}
         self.unsupported = unsupported(config, scheduler.kv_cache_config)
         if not self.unsupported and scheduler.hash_block_size != scheduler.block_size:
             self.unsupported = f"its blocks of {scheduler.block_size} are hashed by {scheduler.hash_block_size} tokens"
@@ -173,12 +174,11 @@ class Resolver:
         spans = state.prompt.spans if state is not None and served else ()
         if is_source:
             prompt = SpanPrompt(tuple(request.prompt_token_ids), spans)
-            self.residency.remember(source_keys(request, prompt, self.block_size, self.hash_fn).key)
+            self.residency.remember(self.hashing.source_keys(request, prompt).key)
         num_full, rest = divmod(num_kv, self.block_size)
         if not rest:
             return None
-        full = request.block_hashes[:num_full]
-        key = tail_key(request, spans, num_kv, self.block_size, full, self.hash_fn)
+        key = self.hashing.tail_key(request, spans, num_kv, request.block_hashes[:num_full])
         tokens = tuple(request.all_token_ids[num_full * self.block_size : num_kv])
         block = self.manager.get_blocks(request.request_id).blocks[0][num_full]
         lease_id = None
@@ -294,16 +294,20 @@ class Resolver:
             self.residency.remember(key)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> bool:
-        """An internal request for each missing source, unless one is under way, or a prefetch of it, or a prompt with
-        the same head. Whether one of these requests waits as well.
+        """An internal request for each missing source, as many as can run, unless one is under way, or a prefetch of
+        it, or a prompt with the same head. Whether one of these requests waits as well.
 
         A source that was made for this request and lost again is made anew only when the request is the
         first in the queue (which keeps it): two requests must not evict each other's sources for ever.
         """
         is_stuck = False
-        for segment, blocks in zip(todo.segments, found, strict=True):
+        missing = [segment for segment, blocks in zip(todo.segments, found, strict=True) if blocks is None]
+        for segment in missing[: self.scheduler.max_num_active_reqs]:
             source = state.source(segment)
-            if blocks is not None or (segment.span < 0 and self.family.is_making_head(state)):
+            if segment.span < 0 and self.family.is_making_head(state):
+                continue
+            # Text behind a beginning of this prompt is assembled of the spans in that, which are made before it.
+            if len(source.prompt.spans) > max(missing[0].span, 0) and not state.prompt.spans[segment.span].is_generated:
                 continue
             name = self.by_source.get(source.keys.key)
             if name is not None:
@@ -319,16 +323,16 @@ class Resolver:
         return is_stuck
 
     def _spawn(self, state: SpanRequest, source: SourceState) -> None:
-        parent = state.request
+        parent, prompt = state.request, source.prompt
         self.counters["sources"] += 1
         name = f"spanflow-source-{self.counters['sources']}"
-        hasher = BlockHasher(self.block_size, self.hash_fn, ())
-        request = internal_request(name, source.prompt.token_ids, parent, hasher)
+        hasher = self.hashing.hasher(prompt.spans, source.keys.full)
+        request = internal_request(name, prompt.token_ids, parent, hasher)
         self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
         self.by_source[source.keys.key] = name
-        state.internal_tokens += len(source.prompt)
-        if source.prompt.spans:
-            register(self, request, Ask(spans=source.prompt.spans), source.prompt)
+        state.internal_tokens += len(prompt)
+        if prompt.spans:
+            serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))
         queue_before(self.scheduler, request, parent)
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from spanflow.engine.context import computed_whole
 from spanflow.engine.protocol import SpanReport, SpanStatus
-from spanflow.engine.vllm.assembly import Assembly, Range, Segment
+from spanflow.engine.vllm.assembly import Assembly, MakeSource, Range, Segment, source_maker
 from spanflow.engine.vllm.contract import Request
-from spanflow.engine.vllm.hashing import SourceKeys
+from spanflow.engine.vllm.hashing import NO_KEYS, SourceKeys
 from spanflow.engine.vllm.payload import Ask
-from spanflow.lowering.prompt import SpanPrompt
+from spanflow.lowering.prompt import NO_ANCHOR, SpanPrompt
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class SpanRequest:
     `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
     context, where they are. `taken` are the segments whose sources the request took over, and how
     often their keys were rotated so far. `makes` names the source that a prefetch makes of its prompt.
+    `make` and `keys` are shared with what is spawned for the request: each source is made and hashed once.
     """
 
     request: Request
@@ -49,6 +50,8 @@ class SpanRequest:
     num_families: int = 0
     answers: dict[str, object] = field(default_factory=dict)
     makes: Hashable = None
+    make: MakeSource = field(default_factory=source_maker)
+    keys: dict[SpanPrompt, SourceKeys] = field(default_factory=lambda: {NO_ANCHOR: NO_KEYS})
 
     def source(self, segment: Segment) -> SourceState:
         """The source that a segment is moved from."""
