@@ -103,6 +103,34 @@ def test_an_output_is_taken_over_by_its_own_tenant_alone(model_dir: Path) -> Non
     assert engine.statuses(name) == ["hit"]
 
 
+def other_kv(kind: str) -> Any:
+    """A kind of KV cache beside the one of full attention."""
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+
+    if kind == "state space":
+        return MambaSpec(block_size=16, shapes=((4,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+    return SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float32, sliding_window=24)
+
+
+@pytest.mark.parametrize("kind", ["sliding window", "state space"])
+def test_a_model_with_two_kinds_of_kv_runs_exactly_and_its_books_balance(model_dir: Path, kind: str) -> None:
+    """In each step and at the end, with spans and leases asked for; nothing is held back for a lease."""
+    engine = start(model_dir, 80, others=[other_kv(kind)])
+    inner = prompt(document(0), document(1))
+    first = engine.send(inner, 9, lease=Lease(consumers=9))
+    engine.finish()
+    outer = engine.send(judge(inner, engine.sent[first].tokens), 20)
+    while not engine.sent[outer].finished:
+        engine.step()
+        engine.check()
+    assert engine.statuses(first) == ["unsupported"] * 2
+    assert engine.statuses(outer) == ["unsupported"]
+    assert "2 kinds of KV cache" in engine.whys(outer)[0]
+    counts = engine.scheduler.audit()
+    assert (counts["leases"], counts["pins"], counts["blocks_used"]) == (0, 0, 0)
+
+
 def test_another_connector_is_refused(model_dir: Path) -> None:
     from spanflow.engine.vllm.scheduler import SpanScheduler
 
