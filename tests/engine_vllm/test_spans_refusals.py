@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import HEADER, document, judge, plain, prompt, start
+from symbolic_prompts import HEADER, document, judge, other_kv, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
@@ -101,16 +101,6 @@ def test_an_output_is_taken_over_by_its_own_tenant_alone(model_dir: Path) -> Non
         engine.finish()
         assert ("never ran under a lease" in engine.answers(name).get("error", "")) == is_refused
     assert engine.statuses(name) == ["hit"]
-
-
-def other_kv(kind: str) -> Any:
-    """A kind of KV cache beside the one of full attention."""
-    import torch
-    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
-
-    if kind == "state space":
-        return MambaSpec(block_size=16, shapes=((4,),), dtypes=(torch.float32,), mamba_cache_mode="align")
-    return SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float32, sliding_window=24)
 
 
 @pytest.mark.parametrize("kind", ["sliding window", "state space"])
