@@ -20,7 +20,7 @@ from vllm import AsyncEngineArgs, SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
@@ -217,7 +217,7 @@ def _config(
 
 class SymbolicEngine:
     """Scheduler, pool and symbolic worker. `lag` is how many steps are scheduled before the first one's output; `stock`
-    takes vLLM's own scheduler, and no connector."""
+    takes vLLM's own scheduler, and no connector. `others` are kinds of KV cache besides the one that the worker has."""
 
     def __init__(
         self,
@@ -229,13 +229,15 @@ class SymbolicEngine:
         headers: Sequence[Sequence[int]] = (),
         audit_steps: bool = True,
         stock: bool = False,
+        others: Sequence[KVCacheSpec] = (),
         **options: Any,
     ) -> None:
         config = _config(
             str(model), num_blocks, block_size, lag > 0, tuple(map(tuple, headers)), audit_steps, stock, **options
         )
         spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=64, dtype=torch.float32)
-        cache_config = KVCacheConfig(num_blocks, [], [KVCacheGroupSpec(["layer"], spec)])
+        groups = [KVCacheGroupSpec([f"layer {number}"], kind) for number, kind in enumerate((spec, *others))]
+        cache_config = KVCacheConfig(num_blocks, [], groups)
         scheduler: Any = config.scheduler_config.get_scheduler_cls() if stock else SpanScheduler
         self.scheduler = scheduler(config, cache_config, StructuredOutputManager(config), block_size, log_stats=True)
         hash_fn = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)

@@ -21,6 +21,16 @@ def start(model_dir: Path, num_blocks: int, **options: Any) -> Any:
     return SymbolicEngine(model_dir, num_blocks, BLOCK, headers=[HEADER], **options)
 
 
+def other_kv(kind: str) -> Any:
+    """A kind of KV cache beside the one of full attention."""
+    import torch
+    from vllm.v1.kv_cache_interface import MambaSpec, SlidingWindowSpec
+
+    if kind == "state space":
+        return MambaSpec(block_size=16, shapes=((4,),), dtypes=(torch.float32,), mamba_cache_mode="align")
+    return SlidingWindowSpec(block_size=16, num_kv_heads=1, head_size=64, dtype=torch.float32, sliding_window=24)
+
+
 def document(number: int, length: int = 40) -> tuple[int, ...]:
     """A document that shares no token with those of other numbers."""
     return tuple(range(100 + 60 * number, 100 + 60 * number + length))

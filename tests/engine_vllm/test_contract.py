@@ -26,7 +26,7 @@ IMPORTERS = {"contract.py"}
 
 #: Names on what no type is known of, by whose they are. None of them is vLLM's.
 OTHERS = {
-    "torch": "__version__ arange device dim float64 itemsize shape transpose type unbind view zero_",
+    "torch": "__version__ arange device dim element_size float64 itemsize shape transpose unbind view zero_",
     "a model's own config, and its tokenizer": (
         "architectures chat_template from_pretrained layer_types no_rope_layers rope_parameters"
     ),

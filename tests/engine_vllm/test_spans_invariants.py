@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import document, plain, prompt, start
+from symbolic_prompts import document, other_kv, plain, prompt, start
 
 pytestmark = pytest.mark.vllm
 
@@ -57,21 +57,28 @@ def test_what_is_moved_counts_as_cached(model_dir: Path) -> None:
     assert (stats.num_prompt_tokens, stats.num_external_cached_tokens) == (60, 60 - 3 - 12)
 
 
-def test_blocks_that_nobody_will_write_are_not_found(model_dir: Path) -> None:
-    """A request is preempted in the step that scheduled it: its blocks have hashes, and no KV."""
-    engine = start(model_dir, 60)
+@pytest.mark.parametrize("kinds", [(), ("sliding window",)])
+def test_blocks_that_nobody_will_write_are_not_found(model_dir: Path, kinds: tuple[str, ...]) -> None:
+    """A request is preempted in the step that scheduled it: its blocks of each kind have hashes, and no KV."""
+    engine = start(model_dir, 60, others=[other_kv(kind) for kind in kinds])
     name = engine.send(plain(1, 50))
     scheduler = engine.scheduler
     scheduler.schedule()
     request = scheduler.requests[name]
     hashes = list(request.block_hashes)
     assert len(hashes) == 3
-    assert all(scheduler.kv_cache_manager.block_pool.get_cached_block(h, [0]) for h in hashes)
+
+    def found(kind: int) -> list[Any]:
+        pool = scheduler.kv_cache_manager.block_pool
+        return [block for h in hashes for block in pool.get_cached_block(h, [kind]) or ()]
+
+    assert len(found(0)) == 3
+    assert all(found(1 + number) for number in range(len(kinds)))
     # As vLLM has it when a request of higher priority takes the memory: what was computed before this step.
     request.num_computed_tokens = 0
     scheduler.running.remove(request)
     scheduler._preempt_request(request, 0.0)
-    assert not any(scheduler.kv_cache_manager.block_pool.get_cached_block(h, [0]) for h in hashes)
+    assert not any(found(kind) for kind in range(1 + len(kinds)))
 
 
 def test_a_step_with_moves_says_so(model_dir: Path) -> None:

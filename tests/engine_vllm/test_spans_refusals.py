@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import HEADER, document, judge, plain, prompt, start
+from symbolic_prompts import HEADER, document, judge, other_kv, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
@@ -101,6 +101,24 @@ def test_an_output_is_taken_over_by_its_own_tenant_alone(model_dir: Path) -> Non
         engine.finish()
         assert ("never ran under a lease" in engine.answers(name).get("error", "")) == is_refused
     assert engine.statuses(name) == ["hit"]
+
+
+@pytest.mark.parametrize("kind", ["sliding window", "state space"])
+def test_a_model_with_two_kinds_of_kv_runs_exactly_and_its_books_balance(model_dir: Path, kind: str) -> None:
+    """In each step and at the end, with spans and leases asked for; nothing is held back for a lease."""
+    engine = start(model_dir, 80, others=[other_kv(kind)])
+    inner = prompt(document(0), document(1))
+    first = engine.send(inner, 9, lease=Lease(consumers=9))
+    engine.finish()
+    outer = engine.send(judge(inner, engine.sent[first].tokens), 20)
+    while not engine.sent[outer].finished:
+        engine.step()
+        engine.check()
+    assert engine.statuses(first) == ["unsupported"] * 2
+    assert engine.statuses(outer) == ["unsupported"]
+    assert "2 kinds of KV cache" in engine.whys(outer)[0]
+    counts = engine.scheduler.audit()
+    assert (counts["leases"], counts["pins"], counts["blocks_used"]) == (0, 0, 0)
 
 
 def test_another_connector_is_refused(model_dir: Path) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace as Namespace
 from typing import Any
 
 import pytest
+from vllm_configuration import configuration
 
 pytestmark = pytest.mark.vllm
 
@@ -14,31 +15,9 @@ def FullAttentionSpec(**options: Any) -> Any:
     return type("FullAttentionSpec", (), {"sliding_window": None, "attention_chunk_size": None} | options)()
 
 
-def configuration() -> tuple[Any, Any]:
-    """What is looked at of vLLM's configuration of a plain model, and of its KV cache."""
-    text = Namespace(
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        architectures=["LlamaForCausalLM"],
-        layer_types=None,
-        no_rope_layers=None,
-    )
-    model = Namespace(
-        hf_text_config=text,
-        hf_config=text,
-        runner_type="generate",
-        is_encoder_decoder=False,
-        uses_mrope=False,
-        use_mla=False,
-        get_head_size=lambda: 64,
-    )
-    config = Namespace(
-        model_config=model,
-        cache_config=Namespace(enable_prefix_caching=True, cache_dtype="auto"),
-        parallel_config=Namespace(decode_context_parallel_size=1, prefill_context_parallel_size=1, enable_dbo=False),
-        speculative_config=None,
-        kv_events_config=None,
-    )
-    return config, Namespace(kv_cache_groups=[Namespace(kv_cache_spec=FullAttentionSpec())])
+def one_kind() -> Any:
+    """What is looked at of the configuration of a KV cache of full attention."""
+    return Namespace(kv_cache_groups=[Namespace(kv_cache_spec=FullAttentionSpec())])
 
 
 def change(root: Any, path: str, value: Any) -> None:
@@ -51,7 +30,7 @@ def change(root: Any, path: str, value: Any) -> None:
 def why(path: str = "", value: Any = None) -> str:
     from spanflow.engine.vllm.support import unsupported
 
-    config, cache = configuration()
+    config, cache = configuration(), one_kind()
     if path:
         change(Namespace(config=config, cache=cache, text=config.model_config.hf_text_config), path, value)
     return unsupported(config, cache)
@@ -67,7 +46,7 @@ def test_scaled_angles_that_do_not_depend_on_the_prompt_serve_spans(kind: str) -
     rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
     from spanflow.engine.vllm.support import unsupported
 
-    config, cache = configuration()
+    config, cache = configuration(), one_kind()
     config.model_config.hf_text_config = Namespace(
         **vars(config.model_config.hf_text_config) | {"rope_parameters": rope},
         hidden_size=64,

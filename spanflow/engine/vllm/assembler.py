@@ -115,7 +115,7 @@ class Assembler:
         last = end // size
         if end % size and len(blocks) > last and (block := blocks[last]).block_hash is not None:
             where = Relocated(last * size, end, (block,), (block.block_hash,), 0, 0, 0)
-            copies.keep_head(state.sources[0].keys.key, where)
+            copies.relocate(state.sources[0].keys.key, where, is_head=True)
         for segment, rotations in state.taken:
             low, high = segment.start // size, -(-segment.end // size)
             own = tuple(blocks[low:high])

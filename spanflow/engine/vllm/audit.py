@@ -13,10 +13,8 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
     """Counts of requests, families, leases and blocks, and `problems`: sentences, none where all adds up."""
     spans, manager = scheduler.spans, scheduler.kv_cache_manager
     pool = manager.block_pool
-    tables = manager.coordinator.single_type_managers[0].req_to_blocks
-    expected: Counter[int] = Counter()
-    for blocks in tables.values():
-        expected.update(block.block_id for block in blocks if not block.is_null)
+    tables = [(n, t) for kind in manager.coordinator.single_type_managers for n, t in kind.req_to_blocks.items()]
+    expected = Counter(block.block_id for _, table in tables for block in table if not block.is_null)
     expected.update(block.block_id for block in spans.pinned())
     problems = [
         f"block {block.block_id} has {block.ref_cnt} references, {expected[block.block_id]} are accounted for"
@@ -27,12 +25,10 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
     if free != pool.get_num_free_blocks():
         problems.append(f"{free} blocks have no reference, the free queue holds {pool.get_num_free_blocks()}")
     live = scheduler.requests.keys()
-    problems += [f"block table of {name!r}, which is no request" for name in tables.keys() - live]
+    problems += [f"block table of {name!r}, which is no request" for name in {name for name, _ in tables} - live]
     problems += [f"held request {name!r} is gone" for name in spans.held.keys() - live]
     problems += [f"state of {name!r} outlived it" for name in spans.known.keys() - live - spans.ended]
-    problems += [
-        f"internal request {name!r} outlived its finish" for name in spans.internal.keys() - live - spans.ended
-    ]
+    problems += [f"internal request {name!r} outlived it" for name in spans.internal.keys() - live - spans.ended]
     problems += [f"family of {name!r} outlived it" for name in spans.families.keys() - live]
     queued = {id(request) for queue in (scheduler.waiting, scheduler.kv_holding_waiting) for request in queue}
     queued |= {id(request) for request in scheduler.running}

@@ -26,11 +26,11 @@ from spanflow.engine.vllm.contract import (
 )
 from spanflow.engine.vllm.layout import layer_views
 from spanflow.engine.vllm.metrics import Reporter, SpanMetrics, SpanStats
-from spanflow.engine.vllm.support import rotation
+from spanflow.engine.vllm.probe import judge
 from spanflow.engine.vllm.waves import in_waves
 from spanflow.kernels.dispatch import Runner, best_runner
 from spanflow.kernels.reference import KVView
-from spanflow.kernels.slots import Move
+from spanflow.kernels.slots import Move, Slots
 
 #: Blocks beside the pool through which moves in place go: the more, the fewer waves.
 _SCRATCH_BLOCKS = 8
@@ -53,18 +53,17 @@ class StepResult(KVConnectorWorkerMetadata):
     """What the worker has to say of a step.
 
     `move_microseconds` is the time that its moves took by the worker's clock (on a GPU that of launching them).
-    `probe_error` is the largest difference between a rotated key and the key computed in its place, relative to its
-    length; None without a probe.
+    `unsupported` says why spans can't be served, where the worker knows or a probe found out.
     """
 
     move_microseconds: int = 0
-    probe_error: float | None = None
+    unsupported: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
-        """Of several workers, which run at the same time, the slowest and the worst count."""
+        """Of several workers, which run at the same time, the slowest counts, and who can't do it."""
         assert isinstance(other, StepResult)
-        errors = [error for error in (self.probe_error, other.probe_error) if error is not None]
-        return StepResult(max(self.move_microseconds, other.move_microseconds), max(errors, default=None))
+        slowest = max(self.move_microseconds, other.move_microseconds)
+        return StepResult(slowest, self.unsupported or other.unsupported)
 
 
 class SpanConnector(KVConnectorBase_V1, SupportsHMA):
@@ -76,11 +75,11 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         self.held: set[str] = set()
         self.closed = False
         self.internal: Container[str] = ()
-        self.probe_error: float | None = None
+        self.unsupported = ""
         self.counters: Counter[str] = Counter()
         self.finished: Any = None
         self.reporter: Reporter | None = None
-        self._views: list[KVView] = []
+        self._views: tuple[KVView, ...] = ()
         self._runner: Runner | None = None
         self._result: StepResult | None = None
 
@@ -135,37 +134,38 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         result = connector_output.kv_connector_worker_meta
         if isinstance(result, StepResult):
             self.counters["move_microseconds"] += result.move_microseconds
-            if result.probe_error is not None:
-                self.probe_error = result.probe_error
+            self.unsupported = result.unsupported or self.unsupported
 
     # The worker's side.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         """Take 4-d views of K and V of each layer, and fault the pool's pages in, or the first requests pay for it."""
-        rope = rotation(self._vllm_config)
-        if isinstance(rope, str):
+        views = layer_views(kv_caches, self._vllm_config, self._kv_cache_config)
+        if isinstance(views, str):
+            self.unsupported = views
             return
         for cache in kv_caches.values():
             cache.zero_()
-        self._views = [layer_views(cache, self._vllm_config, rope) for cache in kv_caches.values()]
-        self._runner = best_runner(self._views, cache_directory() / "kernels", _SCRATCH_BLOCKS)
+        self._views = views
+        self._runner = best_runner(views, cache_directory() / "kernels", _SCRATCH_BLOCKS)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Run the step's moves: they end before the forward pass reads."""
         step = self._get_connector_metadata()
         assert isinstance(step, StepMoves)
+        begun = time.perf_counter_ns()
         if step.moves:
-            begun = time.perf_counter_ns()
             assert self._runner is not None
-            runner = self._runner
+            runner, size = self._runner, self._kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
             if step.in_place:
-                runner.run_waves(in_waves(step.moves, runner.block_size, runner.scratch_start, runner.scratch_tokens))
+                runner.run_waves(in_waves(step.moves, size, runner.scratch_start, runner.scratch_tokens))
             else:
-                runner(step.moves)
-            self._result = StepResult((time.perf_counter_ns() - begun) // 1000)
+                runner.run_waves([Slots.of(step.moves, size)])
+        took = (time.perf_counter_ns() - begun) // 1000
         if step.probes:
-            error = max(self._views[0].key_error(*probe) for probe in step.probes)
-            self._result = StepResult(self._result.move_microseconds if self._result else 0, error)
+            self.unsupported = self.unsupported or judge(self._views[0], step.probes)
+        if step.moves or step.probes:
+            self._result = StepResult(took, self.unsupported)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Hand the step's result back."""

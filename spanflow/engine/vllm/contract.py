@@ -23,6 +23,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -41,6 +42,7 @@ from vllm.platforms.interface import Platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.tokenizers import get_tokenizer
 from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_coordinator import KVCacheCoordinator
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
@@ -64,6 +66,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -80,21 +83,25 @@ NAMES: dict[type, str] = {
     AsyncScheduler: (
         "add_request finish_requests reset_prefix_cache schedule update_from_output _free_blocks _preempt_request"
     ),
+    AttentionBackend: "get_name",
     BlockPool: "evict_blocks free_blocks get_cached_block get_num_free_blocks touch unpin_blocks",
-    CacheConfig: "block_size cache_dtype enable_prefix_caching prefix_caching_hash_algo",
+    CacheConfig: "cache_dtype enable_prefix_caching get_resolved_kv_cache_layout prefix_caching_hash_algo",
     CompletionOutput: "finish_reason logprobs text token_ids",
     EngineCoreOutput: "kv_transfer_params request_id",
     EngineCoreOutputs: "finished_requests outputs",
     Executor: "get_class",
     FCFSRequestQueue: "index insert",
     FreeKVCacheBlockQueue: "iter_blocks_after prepend_n remove",
-    FullAttentionSpec: "attention_chunk_size dtype sliding_window",
+    FullAttentionSpec: (
+        "attention_chunk_size block_size dtype head_size num_kv_heads sliding_window state_content_bytes"
+    ),
     InprocClient: "shutdown",
     KVCacheBlock: "block_hash block_id is_null ref_cnt",
     KVCacheBlocks: "blocks get_block_ids",
     KVCacheConfig: "kv_cache_groups",
     KVCacheCoordinator: "allocate_new_computed_blocks",
     KVCacheGroupSpec: "kv_cache_spec",
+    KVCacheLayout: "is_block_compact",
     KVCacheManager: "allocate_slots free get_blocks get_computed_blocks record_prefix_cache_stats",
     KVConnectorBase_V1: (
         "build_connector_meta build_kv_connector_stats build_prom_metrics build_connector_worker_meta "
@@ -143,7 +150,7 @@ INSTANCE_NAMES: dict[type, str] = {
     InprocClient: "engine_core",
     KVCacheCoordinator: "single_type_managers",
     KVCacheManager: "block_pool coordinator",
-    KVConnectorBase_V1: "_vllm_config",
+    KVConnectorBase_V1: "_kv_cache_config _vllm_config",
     LLMEngine: "engine_core model_config",
     ModelConfig: "runner_type",
     Request: (
@@ -152,7 +159,7 @@ INSTANCE_NAMES: dict[type, str] = {
         "prompt_token_ids request_id resumable sampling_params skip_reading_prefix_cache status _block_hasher"
     ),
     RequestOutput: "finished kv_transfer_params num_cached_tokens outputs request_id",
-    SingleTypeKVCacheManager: "req_to_blocks",
+    SingleTypeKVCacheManager: "block_size req_to_blocks",
 }
 
 #: Parameters that are given by name.
@@ -322,6 +329,7 @@ __all__ = [
     "check_scheduler",
     "current_platform",
     "generate_block_hash_extra_keys",
+    "get_current_attn_backends",
     "get_hash_fn_by_name",
     "get_tokenizer",
     "hash_block_tokens",

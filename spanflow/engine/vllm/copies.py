@@ -32,15 +32,9 @@ class Copies:
                 self._hashes[block.block_id] = block.block_hash
                 self._hashes.move_to_end(block.block_id)
 
-    def relocate(self, source: Hashable, where: Relocated) -> None:
-        """Take note of what is left of a source that was taken over."""
-        self._keep(self.relocated, source, where)
-
-    def keep_head(self, source: Hashable, where: Relocated) -> None:
-        """Take note of where a prompt has the end of its head."""
-        self._keep(self.heads, source, where)
-
-    def _keep(self, places: OrderedDict[Hashable, Relocated], source: Hashable, where: Relocated) -> None:
+    def relocate(self, source: Hashable, where: Relocated, *, is_head: bool = False) -> None:
+        """Take note of what is left of a source that was taken over, or of where a prompt has the end of its head."""
+        places = self.heads if is_head else self.relocated
         places[source] = where
         places.move_to_end(source)
         if len(places) > self.pool.num_gpu_blocks:

@@ -163,7 +163,7 @@ class Resolver:
         internal = self.internal.get(request.request_id)
         lease = state.ask.lease if state is not None else None
         is_source = isinstance(internal, Internal) or (state is not None and state.ask.keep)
-        if lease is None and not is_source:
+        if self.unsupported or (lease is None and not is_source):
             return None
         num_kv = min(request.num_computed_tokens, request.num_tokens - (0 if lease is None else 1))
         if is_source:
@@ -205,11 +205,10 @@ class Resolver:
 
     def unregister_unwritten(self, request: Request) -> None:
         """A request that is preempted in the step that scheduled it leaves hashes on blocks nobody will write."""
-        blocks = self.manager.get_blocks(request.request_id).blocks[0]
-        first = request.num_computed_tokens // self.block_size
-        unwritten = {block.block_id for block in blocks[first:] if block.block_hash is not None}
-        if unwritten:
-            self.manager.block_pool.evict_blocks(unwritten)
+        kinds, done = self.manager.coordinator.single_type_managers, request.num_computed_tokens
+        tables = [kind.req_to_blocks.get(request.request_id, [])[done // kind.block_size :] for kind in kinds]
+        unwritten = {block.block_id for table in tables for block in table if block.block_hash is not None}
+        self.manager.block_pool.evict_blocks(unwritten)
 
     # Each step.
 

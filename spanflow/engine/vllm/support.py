@@ -10,6 +10,9 @@ from spanflow.kernels.reference import Rotation
 #: Rotary embeddings whose angle is a fixed frequency times the position.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
+#: Types of KV that are rotated as they are stored.
+_CACHE_TYPES = ("auto", "float32", "bfloat16", "float16")
+
 #: Architectures that rotate neighbouring dimensions instead of halves.
 _INTERLEAVED = ("ChatGLM", "Cohere", "GPTJ", "Glm", "Ernie4_5")
 
@@ -41,7 +44,9 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     """Why this engine can't serve spans, in a few words, or '' where it can."""
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     config = model.hf_text_config
-    groups = kv_cache_config.kv_cache_groups
+    events, groups = vllm_config.kv_events_config, kv_cache_config.kv_cache_groups
+    spec = groups[0].kv_cache_spec if groups else None
+    kind = type(spec).__name__
     checks: tuple[tuple[bool, str], ...] = (
         (not cache.enable_prefix_caching, "prefix caching is off, and sources live in the prefix cache"),
         (model.runner_type != "generate", f"it is a {model.runner_type} model"),
@@ -49,39 +54,18 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
         (bool(model.uses_mrope), "it uses M-RoPE (positions with several axes)"),
         (bool(getattr(model, "use_mla", False)), "it uses multi-head latent attention (MLA)"),
         (len(groups) != 1, f"it has {len(groups)} kinds of KV cache (sliding window, state space or cross attention)"),
-        (
-            bool(groups) and type(groups[0].kv_cache_spec).__name__ != FullAttentionSpec.__name__,
-            f"its KV cache is {type(groups[0].kv_cache_spec).__name__ if groups else 'missing'}, not full attention",
-        ),
-        (
-            bool(groups) and bool(getattr(groups[0].kv_cache_spec, "sliding_window", None)),
-            "some of its layers attend in a sliding window",
-        ),
-        (
-            bool(getattr(groups[0].kv_cache_spec, "attention_chunk_size", None)) if groups else False,
-            "it attends in chunks",
-        ),
+        (kind != FullAttentionSpec.__name__, f"its KV cache is {kind}, not full attention"),
+        (bool(getattr(spec, "sliding_window", None)), "some of its layers attend in a sliding window"),
+        (bool(getattr(spec, "attention_chunk_size", None)), "it attends in chunks"),
         # vLLM's name for a list that has 0 where a layer rotates nothing.
-        (
-            not all(getattr(config, "no_rope_layers", None) or [1]),
-            "some of its layers have no rotary embedding (NoPE), and all keys would be rotated",
-        ),
+        (not all(getattr(config, "no_rope_layers", None) or [1]), "some of its layers have no rotary embedding (NoPE)"),
         (len(set(getattr(config, "layer_types", None) or ["full"])) > 1, "its layers are of different types"),
-        (
-            cache.cache_dtype not in ("auto", "float32", "bfloat16", "float16"),
-            f"its KV is quantised ({cache.cache_dtype})",
-        ),
+        (cache.cache_dtype not in _CACHE_TYPES, f"its KV is quantised ({cache.cache_dtype})"),
         (vllm_config.speculative_config is not None, "speculative decoding is on"),
         (parallel.decode_context_parallel_size > 1, "context parallelism is on"),
         (parallel.prefill_context_parallel_size > 1, "context parallelism is on"),
-        (
-            bool(getattr(parallel, "enable_dbo", False)),
-            "dual-batch overlap is on, which reads before all is written",
-        ),
-        (
-            vllm_config.kv_events_config is not None and vllm_config.kv_events_config.enable_kv_cache_events,
-            "KV events are on",
-        ),
+        (bool(getattr(parallel, "enable_dbo", False)), "dual-batch overlap is on, which reads before all is written"),
+        (events is not None and events.enable_kv_cache_events, "KV events are on"),
     )
     for failed, reason in checks:
         if failed:
