@@ -153,7 +153,7 @@ class Session:
     # Looking inside.
 
     def explain(self, query: Askable, **overrides: Any) -> Explanation:
-        """What the query becomes, and what it would cost: needs the model's tokenizer, and starts no engine."""
+        """What the query becomes, and bounds of its cost: needs the model's tokenizer, and starts no engine."""
         options = self._options.changed(overrides)
         return self._begin(lambda: self._explain(query, options)).wait()
 

@@ -326,9 +326,9 @@ class Resolver:
         request = internal_request(name, source.prompt.token_ids, parent, hasher)
         self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
         self.by_source[source.keys.key] = name
-        state.internal_tokens += len(source.prompt)
         if source.prompt.spans:
             register(self, request, Ask(spans=source.prompt.spans), source.prompt)
+        state.internal_tokens += len(source.prompt) - self.manager.get_computed_blocks(request)[1]
         queue_before(self.scheduler, request, parent)
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:
