@@ -55,6 +55,15 @@ async def test_a_start_that_is_cancelled_twice_does_not_run_the_program_again(mo
     assert spawn.get_preparation_data is before
 
 
+def test_a_session_keeps_the_options_that_it_was_given() -> None:
+    adapters, overrides = {"a": "where/a"}, {"rope": [1]}
+    session = Session(adapters=adapters, hf_overrides=overrides)
+    adapters["b"] = "where/b"
+    overrides["rope"].append(2)
+    assert session.engine_options == {"adapters": {"a": "where/a"}, "hf_overrides": {"rope": [1]}}
+    session.close()
+
+
 @pytest.mark.parametrize("engine", ["vllm", pytest.param("oracle", marks=pytest.mark.torch)])
 def test_damaged_weights_are_named_before_an_engine_starts(tmp_path: Path, engine: str) -> None:
     pytest.importorskip("safetensors", reason="weights are read by safetensors")
