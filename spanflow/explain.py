@@ -1,4 +1,4 @@
-"""What a query becomes and what it would cost, before anything runs: data first, text second."""
+"""What a query becomes and bounds of what it would cost, before anything runs: data first, text second."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class ExplainedGeneration:
 
     `num_inner` counts the answers that its prompt waits for: then `num_tokens`, `spans` and the costs are of what is
     known, and `num_tokens` is None where nothing can be said (`notes` say why). `is_leased`: its answer's KV is kept
-    for the prompt that reads it. `all_hit` and `all_new` are the costs when all spans are there, and when none is;
-    prefix hits are not counted.
+    for the prompt that reads it. `all_hit` and `all_new` are bounds: the costs when all spans are there, and when none
+    is. No engine is asked which of them are; prefix hits save more, and are not counted.
     """
 
     path: str
@@ -92,6 +92,8 @@ _OF_STAGE: Mapping[str, tuple[str, ...]] = {
     "spans": ("tree", "generations", "window", "spans_unsupported"),
 }
 
+
+_BOUNDS = "Costs are bounds: no engine was asked which spans are there, and prefix hits, which save more, do not count."
 
 #: Lines between nodes that Mermaid draws; with more it shows an error in place of the picture.
 _MAX_EDGES = 500
@@ -161,6 +163,8 @@ class Explanation:
             lines += [f"spans run with full attention: {self.spans_unsupported}", ""]
         for generation in self.generations:
             lines += [*_describe(generation, self.window), ""]
+        if any(generation.spans for generation in self.generations):
+            return [*lines, _BOUNDS]
         return lines[:-1]
 
     def __str__(self) -> str:
@@ -287,10 +291,11 @@ def _spans(lowered: Lowered) -> tuple[ExplainedSpan, ...]:
 
 
 def predict(prompt: SpanPrompt, *, are_there: bool) -> Cost:
-    """What a prompt costs when the KV of all its spans is there, or when none of it is.
+    """What a prompt costs when the KV of all its spans is there, or when none of it is: bounds, without a look at any
+    cache.
 
-    A span that stands in the prompt twice is computed once; an engine adds filler up to the end of a block to each
-    span that it computes.
+    A span that stands in the prompt twice is computed once. What stands before the first span counts as computed with
+    the prompt.
     """
     counts = [count_span(prompt, span) for span in prompt.spans]
     moved = sum(count[0] for count in counts)

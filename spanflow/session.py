@@ -15,6 +15,7 @@ from spanflow.engine.models import DEFAULT_MODEL
 from spanflow.engine.protocol import EngineInfo
 from spanflow.errors import EngineDied
 from spanflow.explain import Explanation, explain
+from spanflow.ir.copying import copied
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
 from spanflow.ir.ranges import check_count
@@ -75,7 +76,7 @@ class Session:
         self._say = speaker(progress)
         self._order_hint = order_hint
         self._adapters = tuple(engine_options.get("adapters") or ())
-        choice = EngineChoice(engine, str(model), require_spans, max_concurrency, engine_options, self._say)
+        choice = EngineChoice(engine, str(model), require_spans, max_concurrency, copied(engine_options), self._say)
         self._core = Core(choice)
         self._close = weakref.finalize(self, self._core.close)
 
@@ -153,7 +154,7 @@ class Session:
     # Looking inside.
 
     def explain(self, query: Askable, **overrides: Any) -> Explanation:
-        """What the query becomes, and what it would cost: needs the model's tokenizer, and starts no engine."""
+        """What the query becomes, and bounds of its cost: needs the model's tokenizer, and starts no engine."""
         options = self._options.changed(overrides)
         return self._begin(lambda: self._explain(query, options)).wait()
 

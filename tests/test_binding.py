@@ -162,6 +162,17 @@ def test_results(found: object, expected: Fragment) -> None:
     assert bound == Commute((expected,))
 
 
+@pytest.mark.parametrize("is_mapping", [False, True])
+def test_a_retriever_keeps_its_metadata_and_the_query_its_own(is_mapping: bool) -> None:
+    metadata = {"page": 1, "tags": ["a"]}
+    found = {"text": "m", "metadata": metadata} if is_mapping else SimpleNamespace(page_content="m", metadata=metadata)
+    bound = bind(Retrieve(lambda query: [found], "a"))
+    metadata["page"] = 2
+    metadata["tags"].append("b")  # type: ignore[attr-defined]
+    assert bound == Commute((Fragment("m", None, {"page": 1, "tags": ["a"]}),))
+    assert bound.operands[0].metadata == {"page": 1, "tags": ["a"]}  # type: ignore[attr-defined]
+
+
 def test_results_may_come_one_by_one_and_without_end() -> None:
     def endless(query: str) -> Any:
         while True:

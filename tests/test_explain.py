@@ -55,8 +55,16 @@ def test_the_text_of_a_retrieval() -> None:
         "  span [19, 25) 6 tokens, repair(2), behind the header of 3 tokens, text: "
         "$.query.operands[1].parts[0].operands[1]\n"
         "  all spans there: 8 moved, 26 computed (4 of them repaired)\n"
-        "  all spans new: 8 moved, 26 computed (4 of them repaired), 18 beside it"
+        "  all spans new: 8 moved, 26 computed (4 of them repaired), 18 beside it\n"
+        "\n"
+        "Costs are bounds: no engine was asked which spans are there, and prefix hits, which save more, do not count."
     )
+
+
+def test_costs_are_called_bounds_where_there_are_any() -> None:
+    assert "bounds" not in str(explained("hello"))
+    assert "bounds" not in explained(RAG).describe("passes")
+    assert explained(RAG).describe("spans").count("Costs are bounds: ") == 1
 
 
 def test_the_data_of_a_retrieval() -> None:

@@ -49,7 +49,7 @@ def fragment(text: str, id: str | None = None, metadata: Mapping[str, Any] | Non
     if metadata is not None and not isinstance(metadata, Mapping):
         raise QueryError(f"fragment(): metadata: expected a dict, got {described(metadata)}")
     name = None if id is None else as_text(id, "fragment(): id")
-    return Fragment(as_text(text, "fragment(): text"), name, dict(metadata or {}))
+    return Fragment(as_text(text, "fragment(): text"), name, metadata or {})
 
 
 def seq(*operands: Operand) -> Seq:

@@ -110,7 +110,7 @@ def explain(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what a query becomes, and what it would cost; starts no engine."""
+    """Show what a query becomes, and bounds of what it would cost; starts no engine."""
     if as_json and shape is Format.mermaid:
         raise typer.BadParameter("--json is --format json; leave one of them out")
     if stage is Stage.passes and shape is Format.mermaid:

@@ -116,8 +116,9 @@ class BlockPool:
         return found
 
 
-def block_keys(owner: Hashable, prompt: SpanPrompt, block_size: int) -> list[bytes]:
-    """Content keys of the full blocks of a prompt, each covering everything before it.
+def block_keys(owner: Hashable, prompt: SpanPrompt, block_size: int, *, tail: bool = False) -> list[bytes]:
+    """Content keys of the full blocks of a prompt, each covering everything before it; `tail`: that of the last block
+    too, where the prompt does not fill it.
 
     `owner` (tenant) separates; spans that reach into a block are part of its key, so KV that was
     assembled is never taken for that of full attention.
@@ -125,8 +126,8 @@ def block_keys(owner: Hashable, prompt: SpanPrompt, block_size: int) -> list[byt
     ids = np.asarray(prompt.token_ids, dtype="<i8")
     parent = blake2b(repr(owner).encode(), digest_size=16).digest()
     keys, spans, first = [], prompt.spans, 0
-    for start in range(0, len(ids) // block_size * block_size, block_size):
-        end = start + block_size
+    for start in range(0, len(ids) if tail else len(ids) // block_size * block_size, block_size):
+        end = min(start + block_size, len(ids))
         while first < len(spans) and spans[first].end <= start:
             first += 1
         hasher = blake2b(parent + ids[start:end].tobytes(), digest_size=16)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from spanflow.engine.embedded import EMBEDDED
 from spanflow.engine.model_cache import ensure_embedded
-from spanflow.errors import ModelError
+from spanflow.errors import EngineUnavailable, ModelError
+from spanflow.installing import install_advice
 
 #: The model of a session that names none.
 DEFAULT_MODEL = "smollm2"
@@ -60,20 +61,36 @@ def _checked(path: Path) -> Path:
     if not any((path / file).is_file() for file in _TOKENIZERS):
         missing.append(f"a tokenizer ({' or '.join(_TOKENIZERS[:2])})")
     missing += _missing_shards(path)
+    what_to_do = "save the model and its tokenizer there with save_pretrained, or name another directory"
     if missing:
-        raise ModelError(
-            f"model directory {path} lacks {', '.join(missing)}; "
-            "save the model and its tokenizer there with save_pretrained, or name another directory"
-        )
+        raise ModelError(f"model directory {path} lacks {', '.join(missing)}; {what_to_do}")
+    for weights in sorted(path.glob("*.safetensors")):
+        if damage := _damage(weights):
+            raise ModelError(f"the weights {weights} are damaged: {damage}; {what_to_do}")
     return path
 
 
 def _missing_shards(path: Path) -> list[str]:
     index = path / "model.safetensors.index.json"
+    if not index.is_file() and not any(path.glob("*.safetensors")):
+        index = path / "pytorch_model.bin.index.json"
     if not index.is_file():
         return []
     try:
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return [f"a readable {index.name}"]
     return sorted(str(shard) for shard in shards if not (path / str(shard)).is_file())
+
+
+def _damage(weights: Path) -> str:
+    """What is wrong with a file of weights, as far as its header says: how long it must be, and what is where."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise EngineUnavailable(f"reading {weights} needs {error.name}; {install_advice()}") from error
+    try:
+        with safe_open(weights, framework="numpy"):
+            return ""
+    except (OSError, SafetensorError) as error:
+        return str(error)

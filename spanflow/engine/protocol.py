@@ -61,7 +61,7 @@ class SpanReport:
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one request: prompt and completion; `cached` of the prompt came from KV (prefix hits and moves),
-    `internal` were computed for it by materialising missing spans (filler included)."""
+    `internal` were computed for it by materialising missing spans."""
 
     prompt: int = 0
     completion: int = 0

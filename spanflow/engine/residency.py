@@ -17,7 +17,7 @@ class Admission:
     """One admitted request: its blocks, one report a span, and tokens of the prompt.
 
     `computed` by its own pass, `cached` from KV (they add up to the prompt), `internal` computed for it by
-    materialising what was missing, filler included.
+    materialising what was missing.
     """
 
     request: EngineRequest
@@ -51,8 +51,9 @@ class _Pass:
 class Residency:
     """The cache of an engine with `num_blocks` blocks of `block_size` tokens.
 
-    Only full blocks are found again. A missing span is computed as anchor + span + filler up to the next
-    block boundary. A prompt reserves the blocks of its answer when it is admitted. Copies of spans
+    A missing span is computed behind its anchor, and so is the head before the first span; where nothing else is
+    missing, the head is computed with its prompt. Found again are full blocks, and of what was computed for a span, or
+    is leased, the last block too. A prompt reserves the blocks of its answer when it is admitted. Copies of spans
     inside assembled prompts are evicted before anything else that is cached.
     """
 
@@ -64,6 +65,7 @@ class Residency:
         self.leases: LeaseBook[list[int]] = LeaseBook(self._free, clock)
         self.running: dict[str, Admission] = {}
         self._known: set[tuple[Hashable, bytes]] = set()
+        self._heads: dict[tuple[Hashable, bytes], bytes] = {}  # the keys of blocks of prompts in which heads end
         self._tried: dict[str, _Pass] = {}  # what was made for requests that are still not admitted
 
     def copy(self) -> Residency:
@@ -71,7 +73,7 @@ class Residency:
         new = Residency(0, self.block_size, self.max_model_len, self._clock)
         new.pool = self.pool.copy()
         new.leases = self.leases.copy(new._free)
-        new.running, new._known = self.running.copy(), self._known.copy()
+        new.running, new._known, new._heads = self.running.copy(), self._known.copy(), self._heads.copy()
         new._tried = {
             request_id: replace(tried, status=tried.status.copy()) for request_id, tried in self._tried.items()
         }
@@ -95,12 +97,13 @@ class Residency:
         """A request that was not admitted gives up."""
         self._tried.pop(request_id, None)
 
-    def finish(self, admission: Admission, sampled: tuple[int, ...] = ()) -> None:
-        """End a request with what it sampled; its full blocks stay to be found, all of them where it is leased."""
+    def finish(self, admission: Admission, sampled: tuple[int, ...] = (), *, is_source: bool = False) -> None:
+        """End a request with what it sampled; its full blocks stay to be found, all of them where it is leased, or
+        where spans will be taken from it."""
         request, size = admission.request, self.block_size
         del self.running[request.request_id]
         tokens = admission.prompt.followed_by(sampled[:-1])
-        self._register(tenant(request), tokens, admission.blocks, None)
+        self._register(tenant(request), tokens, admission.blocks, 0 if is_source else None)
         if request.lease is not None and sampled:
             kept = -(-len(tokens) // size)
             self._known.add((tenant(request), tokens.digest))
@@ -124,6 +127,7 @@ class Residency:
         """Forget what is cached and all leases; running requests keep their blocks."""
         self.leases.clear()
         self._known.clear()
+        self._heads.clear()
         self.pool.forget()
 
     def problems(self) -> list[str]:
@@ -136,7 +140,8 @@ class Residency:
 
     def _admit(self, request: EngineRequest, room: int, refused: dict[Span, str]) -> Admission:
         owner, prompt = tenant(request), request.prompt
-        refused = {**{span: why for span in prompt.spans if (why := self._too_long(owner, prompt, span))}, **refused}
+        if why := self._too_long(prompt):
+            refused = dict.fromkeys(prompt.spans, why)
         effective = _without(prompt, refused)
         done = self._tried.pop(request.request_id, _Pass())
         try:
@@ -174,7 +179,8 @@ class Residency:
                     found = self._find_source(owner, prompt, span, done)
                     pinned += found or []
                     missing += [] if found else [span]
-            for span in missing:  # behind the others, which are safe by now
+            lacks_only_its_head = len(missing) == 1 and missing[0] not in prompt.spans
+            for span in [] if lacks_only_its_head else missing:  # behind the others, which are safe by now
                 pinned += self._find_source(owner, prompt, span, done) or self._make_source(owner, prompt, span, done)
             total = -(-(len(prompt) + room) // size)
             done.blocks = hits + self.pool.take(total - len(hits))
@@ -184,7 +190,7 @@ class Residency:
         finally:
             self.pool.free(pinned)
         flags = in_context(prompt, last=keep_from is None)
-        if prompt.spans:
+        if prompt.spans and not lacks_only_its_head:
             flags[: prompt.spans[0].start] = False  # the head is a source like a span
         done.computed = int(flags[len(hits) * size :].sum())
         self._register(owner, prompt, done.blocks, keep_from)
@@ -197,7 +203,9 @@ class Residency:
             done.leases.append(held)
             blocks = held.payload[source.first : -(-len(source.prompt) // self.block_size)]
         else:
-            keys = block_keys(owner, self._padded(source.prompt), self.block_size)[source.first :]
+            keys = block_keys(owner, source.prompt, self.block_size, tail=True)[source.first :]
+            if self.pool.find(keys[-1]) is None and span not in prompt.spans:
+                keys[-1] = self._heads.get((owner, source.prompt.digest), keys[-1])
             blocks = [block for key in keys if (block := self.pool.find(key)) is not None]
             if len(blocks) < len(keys):
                 return None
@@ -214,7 +222,7 @@ class Residency:
         known = (owner, source.prompt.digest) in self._known
         made = _Pass()
         try:
-            self._resolve(owner, self._padded(source.prompt), 0, source.first, made)
+            self._resolve(owner, source.prompt, 0, source.first, made)
         finally:
             done.internal += made.computed + made.internal
         done.status[source.prompt.digest] = "evicted" if known else "new"
@@ -228,22 +236,21 @@ class Residency:
         tokens = prompt.token_ids[span.start : taken_range(span)[1]]
         return _Source(effective(span.anchor).followed_by(tokens), len(span.anchor) // self.block_size)
 
-    def _padded(self, source: SpanPrompt) -> SpanPrompt:
-        """With filler up to a block boundary, so that the last block is full and can be found again."""
-        filler = -len(source) % self.block_size
-        return source.followed_by(source.token_ids[-1:] * filler)
-
-    def _too_long(self, owner: Hashable, prompt: SpanPrompt, span: Span) -> str:
-        """Why a span's source cannot be made, or ''; a leased one is there already."""
-        num_tokens = len(self._padded(self._source(prompt, span).prompt))
-        if num_tokens <= self.max_model_len or self.leases.find(owner, prompt, span) is not None:
+    def _too_long(self, prompt: SpanPrompt) -> str:
+        """Why the source of a span cannot be made, or ''."""
+        num_tokens = max((len(self._source(prompt, span).prompt) for span in _taken_from(prompt)), default=0)
+        if num_tokens < self.max_model_len:
             return ""
-        return f"anchor, span and filler have {num_tokens} tokens; the window is {self.max_model_len}"
+        return f"a span behind its anchor has {num_tokens} tokens, too many for the window of {self.max_model_len}"
 
     def _register(self, owner: Hashable, prompt: SpanPrompt, blocks: list[int], keep_from: int | None) -> None:
         size = self.block_size
         assembled_from = prompt.spans[0].start if prompt.spans else len(prompt)
-        for index, key in enumerate(block_keys(owner, prompt, size)):
+        keys = block_keys(owner, prompt, size, tail=keep_from is not None)
+        if keep_from is None and prompt.spans and assembled_from % size and assembled_from // size < len(keys):
+            head = SpanPrompt(prompt.token_ids[:assembled_from])
+            self._heads[owner, head.digest] = keys[assembled_from // size]
+        for index, key in enumerate(keys):
             is_copy = (index + 1) * size > assembled_from and (keep_from is None or index < keep_from)
             self.pool.register(blocks[index], key, is_copy=is_copy)
 

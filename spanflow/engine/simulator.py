@@ -36,7 +36,10 @@ class Prediction:
 
 
 class SimulatorEngine:
-    """An `Engine` whose cache behaves like that of the vLLM engine, and whose answers follow from the prompt alone.
+    """An `Engine` whose cache counts as that of the vLLM engine does, and whose answers follow from the prompt alone.
+
+    It is simpler in two things: no source is taken over in place (where prompt and sources do not fit together, the
+    prompt runs exactly), and a lease holds its blocks until no running request can give others back.
 
     `script` may give the answers, `fault` an error to raise for a request. `residency` is the cache;
     `totals` counts tokens (prompt, computed, cached, internal, completion) over all requests.
@@ -125,8 +128,17 @@ class SimulatorEngine:
             admission.spans, len(request.prompt), admission.computed, admission.cached, admission.internal
         )
 
-    async def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
+    def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request; it waits while the pool is full, in order of priority, then of arrival."""
+        return self._stream(request, is_source=False)
+
+    async def prefetch(self, request: EngineRequest) -> None:
+        """Run the prompt for one token; its blocks stay to be found, the last one too."""
+        request = replace(request, sampling=replace(request.sampling, max_tokens=1))
+        async for _ in self._stream(request, is_source=True):
+            pass
+
+    async def _stream(self, request: EngineRequest, *, is_source: bool) -> AsyncIterator[EngineOutput]:
         room = self._check(request)
         made_up = await asyncio.to_thread(getattr, self, "_made_up")  # may load the tokenizer
         answer, ends = made_up.answer(request, room)
@@ -147,17 +159,12 @@ class SimulatorEngine:
                 if reason is None:
                     yield EngineOutput(new, (token_id,))
                     continue
-                self._end(admission, tuple(sampled))
+                self._end(admission, tuple(sampled), is_source=is_source)
                 usage = Usage(len(request.prompt), len(sampled), admission.cached, admission.internal)
                 yield EngineOutput(new, (token_id,), (), reason, usage, admission.spans)
                 return
         finally:
             self._end(admission, None)
-
-    async def prefetch(self, request: EngineRequest) -> None:
-        """Run the prompt for one token; its full blocks stay to be found."""
-        async for _ in self.stream(replace(request, sampling=replace(request.sampling, max_tokens=1))):
-            pass
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests; unknown ids are ignored."""
@@ -232,14 +239,14 @@ class SimulatorEngine:
                 return None
             raise _no_room(request, full) from full
 
-    def _end(self, admission: Admission, sampled: tuple[int, ...] | None) -> None:
+    def _end(self, admission: Admission, sampled: tuple[int, ...] | None, *, is_source: bool = False) -> None:
         """Give the blocks back, once; `sampled` is None where the stream was left or broke."""
         if self.residency.running.get(admission.request.request_id) is not admission:
             return
         if sampled is None:
             self.residency.abandon(admission)
         else:
-            self.residency.finish(admission, sampled)
+            self.residency.finish(admission, sampled, is_source=is_source)
             counted = {
                 "prompt": len(admission.prompt),
                 "computed": admission.computed,

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Any, Literal, TypeAlias
 
 from spanflow.errors import QueryError
+from spanflow.ir.copying import copied
 from spanflow.ir.fidelity import Anchor, Rung
 
 Role = Literal["system", "user", "assistant"]
@@ -95,7 +96,7 @@ class Text(Node):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Fragment(Node):
-    """A piece of a corpus (F). `metadata` is carried, and is no part of the prompt."""
+    """A piece of a corpus (F). `metadata` is carried, as it was when this was made; it is no part of the prompt."""
 
     text: str
     id: str | None = None
@@ -104,10 +105,12 @@ class Fragment(Node):
 
     def __post_init__(self) -> None:
         try:
-            about = json.dumps([self.id, dict(self.metadata)], sort_keys=True, default=repr)
+            metadata = copied(dict(self.metadata))
+            about = json.dumps([self.id, metadata], sort_keys=True, default=repr)
         except (TypeError, ValueError, RecursionError) as error:
             raise QueryError(f"fragment: metadata has no JSON form: {error}") from None
         text = _utf8(self.text, "Fragment.text")
+        object.__setattr__(self, "metadata", metadata)
         object.__setattr__(self, "digest", _digest("fragment", text, about.encode("utf-8", "surrogatepass")))
 
 

@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from spanflow.engine import embedded, model_cache
@@ -262,20 +263,79 @@ def test_anything_else_names_the_known_models(name: str) -> None:
     assert known_models() == ("smollm2",)
 
 
+def weights() -> bytes:
+    """A file of weights as safetensors writes it: one tensor of 64 bytes."""
+    numpy = pytest.importorskip("safetensors.numpy", reason="weights are read by safetensors")
+    found: bytes = numpy.save({"a": np.zeros((4, 4), np.float32)})
+    return found
+
+
 def test_a_directory_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"lacks config.json, weights \(\*.safetensors\), a tokenizer"):
         resolve_model(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer.json").write_text("{}")
-    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"")
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(weights())
     index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=r"lacks model-00002-of-00002.safetensors; save the model"):
         resolve_model(str(tmp_path))
-    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"")
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(weights())
     assert resolve_model(str(tmp_path)) == tmp_path
     with pytest.raises(ModelError, match="is a file; name the directory"):
         resolve_model(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 7}', '{"weight_map": {"a": [1]}}'])
+def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, index: str) -> None:
+    write_model(tmp_path, {"model.safetensors": weights(), "model.safetensors.index.json": index.encode()})
+    with pytest.raises(ModelError, match=r"lacks a readable model.safetensors.index.json; save the model"):
+        resolve_model(tmp_path)
+
+
+def test_the_shards_of_another_form_count_where_it_is_the_only_one(tmp_path: Path) -> None:
+    """A hub's directory may list them all, and hold one of them."""
+    index = json.dumps({"weight_map": {"a": "pytorch_model-00002-of-00002.bin"}}).encode()
+    write_model(tmp_path, {"pytorch_model-00001-of-00002.bin": b"", "pytorch_model.bin.index.json": index})
+    with pytest.raises(ModelError, match=r"lacks pytorch_model-00002-of-00002.bin; save the model"):
+        resolve_model(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(weights())
+    assert resolve_model(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("damaged", "why"),
+    [
+        (lambda whole: b"", "header too small"),
+        (lambda whole: whole[:20], "invalid header length"),
+        (lambda whole: whole[:-1], "incomplete metadata, file not fully covered"),
+        (lambda whole: b"version https://git-lfs.github.com/spec/v1", "header too large"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_named(tmp_path: Path, damaged: Callable[[bytes], bytes], why: str) -> None:
+    write_model(tmp_path, {"model-1.safetensors": weights(), "model-2.safetensors": damaged(weights())})
+    with pytest.raises(ModelError, match=f"the weights {tmp_path}/model-2.safetensors are damaged: .*{why}; save the"):
+        resolve_model(tmp_path)
+
+
+def test_weights_that_are_links_to_nothing_are_named(tmp_path: Path) -> None:
+    write_model(tmp_path, {"model-1.safetensors": weights()})
+    (tmp_path / "model-2.safetensors").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match=f"the weights {tmp_path}/model-2.safetensors are damaged: No such file"):
+        resolve_model(tmp_path)
+
+
+def test_weights_are_not_read_without_the_package_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_model(tmp_path, {"model.safetensors": b""})
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(EngineUnavailable, match=r"needs safetensors; run python3 \.ci/environment\.py"):
+        resolve_model(tmp_path)
+
+
+def write_model(directory: Path, files: Mapping[str, bytes]) -> None:
+    """What every model has, and these files."""
+    for name, content in {"config.json": b"{}", "tokenizer.json": b"{}", **files}.items():
+        (directory / name).write_bytes(content)
 
 
 @pytest.mark.torch

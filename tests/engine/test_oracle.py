@@ -267,10 +267,13 @@ async def test_a_model_that_cannot_move_kv_runs_exactly_and_reports_why(tmp_path
     await engine.close()
 
 
-async def test_broken_weights_are_a_model_error(tmp_path: Path) -> None:
+async def test_broken_weights_and_a_wrong_configuration_are_model_errors(tmp_path: Path) -> None:
     save_tiny_model(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    (tmp_path / "config.json").write_text('{"model_type": "none"}')
     with pytest.raises(ModelError, match="does not load from"):
+        await OracleEngine.start(str(tmp_path))
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(ModelError, match=f"the weights {tmp_path}/model.safetensors are damaged: .*header too large"):
         await OracleEngine.start(str(tmp_path))
 
 

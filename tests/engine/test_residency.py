@@ -85,12 +85,12 @@ def test_without_spans_it_is_a_prefix_cache() -> None:
     assert checked(cache, aligned).cached == 32  # one token must be computed, so the last block is
 
 
-def test_a_cold_prompt_materialises_head_and_spans_with_filler() -> None:
+def test_a_cold_prompt_materialises_head_and_spans() -> None:
     cache = residency()
     first = checked(cache, prompt_of(document(1), document(2)))
     assert statuses(first) == ["new", "new"]
-    # in context: two repaired ranges of 4 and the tail of 5; internal: head 3 -> 16, header + 40 -> 48 each
-    assert (first.computed, first.internal) == (4 + 4 + 5, 16 + 48 + 48)
+    # in context: two repaired ranges of 4 and the tail of 5; internal: the head, and each document behind its header
+    assert (first.computed, first.internal) == (4 + 4 + 5, 3 + 43 + 43)
 
 
 def test_a_new_order_hits_and_computes_only_what_is_in_context() -> None:
@@ -125,11 +125,19 @@ def test_an_assembly_is_never_taken_for_full_attention_nor_for_another_assembly(
     assert admission.computed == 8 + 8 + 5
 
 
+def test_what_fills_no_block_is_found_where_it_was_made_for_a_span() -> None:
+    cache = residency()
+    checked(cache, prompt_of(document(1, 7)))
+    assert statuses(checked(cache, prompt_of(document(1, 7), head=(9, 9)))) == ["hit"]
+    checked(cache, SpanPrompt((*HEADER.token_ids, *document(2, 7))))
+    assert statuses(checked(cache, prompt_of(document(2, 7)))) == ["new"]
+
+
 def test_one_span_twice_is_made_once() -> None:
     cache = residency()
     twice = checked(cache, prompt_of(document(1), document(1)))
     assert statuses(twice) == ["new", "new"]
-    assert twice.internal == 16 + 48
+    assert twice.internal == 3 + 43
 
 
 def test_tenants_share_nothing() -> None:
@@ -164,7 +172,7 @@ def test_an_evicted_source_is_computed_again_and_reported() -> None:
         checked(cache, prompt_of(document(number)))
     again = checked(cache, prompt_of(document(1)))
     assert statuses(again) == ["evicted"]
-    assert again.internal == 48
+    assert again.internal == 43
 
 
 def test_copies_go_before_sources() -> None:
@@ -190,13 +198,16 @@ def test_a_lease_keeps_the_partial_last_block_until_consumed() -> None:
     first = checked(cache, outer)
     assert statuses(first) == ["hit"]
     assert (first.spans[0].moved, first.spans[0].computed) == (22, 1)
-    assert (first.computed, first.internal) == (3, 16)  # the last sampled token and the tail; the head
+    assert (first.computed, first.internal) == (
+        3 + 3,
+        0,
+    )  # the head, which alone is missing; the last sampled token and the tail
     assert len(cache.leases) == 1
     assert statuses(checked(cache, SpanPrompt((7, *outer.token_ids[1:]), outer.spans))) == ["hit"]
     assert len(cache.leases) == 0
     late = checked(cache, SpanPrompt((8, *outer.token_ids[1:]), outer.spans))
     assert statuses(late) == ["evicted"]
-    assert late.internal == 16 + 16  # all but the last block is found as a prefix
+    assert late.internal == 3 + 6  # of the answer behind its prompt all but the last block is found as a prefix
 
 
 def test_leases_end_by_time_release_and_reset() -> None:
@@ -236,13 +247,13 @@ def test_a_pool_too_small_for_span_and_prompt_computes_in_context() -> None:
     assert admission.computed == len(admission.prompt)
 
 
-def test_filler_over_the_window_computes_in_context() -> None:
+def test_a_source_over_the_window_has_its_prompt_run_exactly() -> None:
     cache = residency(max_model_len=100)
-    admission = checked(cache, prompt_of(document(1, 20), document(2, 20), anchor=SpanPrompt(ids(70, 9)), repair=0))
+    admission = checked(cache, prompt_of(document(1, 20), document(2, 20), anchor=SpanPrompt(ids(79, 9)), repair=0))
     assert statuses(admission) == ["new", "new"]
-    admission = checked(cache, prompt_of(document(1, 20), document(2, 20), anchor=SpanPrompt(ids(78, 9)), repair=0))
+    admission = checked(cache, prompt_of(document(1, 20), document(2, 19), anchor=SpanPrompt(ids(80, 9)), repair=0))
     assert statuses(admission) == ["unsupported", "unsupported"]
-    assert admission.spans[0].why == "anchor, span and filler have 112 tokens; the window is 100"
+    assert admission.spans[1].why == "a span behind its anchor has 100 tokens, too many for the window of 100"
 
 
 def test_a_full_pool_takes_nothing_and_remembers_what_it_made() -> None:
@@ -257,7 +268,7 @@ def test_a_full_pool_takes_nothing_and_remembers_what_it_made() -> None:
     cache.finish(blocker)
     admission = cache.admit(wanted, 1)
     assert statuses(admission) == ["new", "new"]
-    assert admission.internal == 16 + 48 + 48
+    assert admission.internal == 3 + 43 + 43
     cache.abandon(admission)
     assert cache.problems() == []
 
@@ -268,8 +279,8 @@ def test_an_assembled_anchor_is_made_by_assembling_it() -> None:
     answer = ids(20, 2)
     outer = SpanPrompt((1, 2, 3, *answer, 4, 5), (Span(3, 23, inner, 0, 0),))
     first = checked(cache, outer)
-    # head 16, documents 48 each and their prompt's head 16 (shared), ranges of 4 each, tail 5, answer 19, filler to 112
-    assert first.internal == 16 + 48 + 48 + (4 + 4 + 5 + 19 + 5)
+    # the head (shared), the documents behind their header, ranges of 4 each, the tail of 5, and the answer's 19
+    assert first.internal == 3 + 43 + 43 + (4 + 4 + 5 + 19)
     assert statuses(first) == ["new"]
     assert statuses(checked(cache, inner)) == ["hit", "hit"]
     other = SpanPrompt((9, 2, 3, *answer, 4, 5), outer.spans)
@@ -382,4 +393,6 @@ def test_block_keys_cover_what_stands_before_and_the_spans() -> None:
     assert plain[0] == spanned[0]
     assert set(plain[1:]).isdisjoint(spanned[1:])
     assert set(plain).isdisjoint(block_keys("salt", SpanPrompt(tokens), BLOCK))
-    assert block_keys(None, SpanPrompt(tokens + (1,) * 15), BLOCK) == plain
+    longer = SpanPrompt(tokens + (1,) * 15)
+    assert block_keys(None, longer, BLOCK) == plain == block_keys(None, longer, BLOCK, tail=True)[:-1]
+    assert block_keys(None, SpanPrompt(tokens), BLOCK, tail=True) == plain

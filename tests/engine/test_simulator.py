@@ -81,13 +81,18 @@ async def test_reports_and_totals_add_up(engine: SimulatorEngine) -> None:
     _, token_ids, last = await run(engine, ask())
     assert last.usage is not None
     assert (last.usage.prompt, last.usage.completion, last.usage.cached, last.usage.internal) == (
-        45, len(token_ids), 39, 64,
+        45, len(token_ids), 39, 3 + 43,
     )  # fmt: skip
     assert [(r.status, r.moved, r.repaired, r.computed) for r in last.spans] == [("new", 36, 4, 0)]
     _, more, last = await run(engine, ask(SpanPrompt((9, *PROMPT.token_ids), (Span(4, 44, HEADER, 4),))))
     assert last.spans[0].status == "hit"
     assert engine.totals["prompt"] == engine.totals["computed"] + engine.totals["cached"] == 45 + 46
     assert engine.totals["completion"] == len(token_ids) + len(more)
+
+
+async def test_a_document_that_was_prefetched_is_found_whole(engine: SimulatorEngine) -> None:
+    await engine.prefetch(ask(SpanPrompt((*HEADER.token_ids, *DOC))))
+    assert (await run(engine, ask()))[2].spans[0].status == "hit"
 
 
 async def test_a_prediction_comes_true_and_changes_nothing(engine: SimulatorEngine) -> None:

@@ -170,6 +170,22 @@ async def test_an_engine_without_a_tokenizer_is_ended(made: Made, in_process: bo
     assert len(made.ended_on) == 1
 
 
+async def test_damaged_weights_of_a_hub_are_the_models_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a directory are looked at before; here vLLM is the first that reads them."""
+    prepare_environment()
+    from safetensors import SafetensorError
+
+    from spanflow.engine.vllm import backend
+
+    def read(arguments: Any) -> Any:
+        raise SafetensorError("header too large")
+
+    monkeypatch.setattr(backend, "AsyncEngineArgs", SimpleNamespace)
+    monkeypatch.setattr(backend, "_stepped_engine", read)
+    with pytest.raises(ModelError, match=r"^vLLM can't load org/model: header too large$"):
+        await backend.start({"model": "org/model"}, in_process=True)
+
+
 @pytest.mark.parametrize("in_process", [False, True])
 async def test_what_keeps_torch_quiet_is_there_for_the_start_alone(
     made: Made, monkeypatch: pytest.MonkeyPatch, in_process: bool

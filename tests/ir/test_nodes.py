@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, fields, replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -33,6 +35,18 @@ def test_equal_trees_are_equal_and_hash_alike() -> None:
     assert one == two
     assert len({one, two}) == 1
     assert one != "text"
+
+
+def test_a_fragment_stays_as_it_was_whoever_made_its_metadata() -> None:
+    metadata: dict[str, Any] = {"page": 1, "tags": ["a", {"deep": (1, [2])}], "frozen": MappingProxyType({"b": [3]})}
+    made = Fragment("text", "1", metadata)
+    before = json.dumps(made.metadata)
+    assert before == '{"page": 1, "tags": ["a", {"deep": [1, [2]]}], "frozen": {"b": [3]}}'
+    metadata["page"] = 2
+    metadata["tags"][1]["deep"][1].append(4)
+    metadata["frozen"]["b"].append(4)
+    assert json.dumps(made.metadata) == before
+    assert replace(made, text="text") == made
 
 
 @pytest.mark.parametrize(

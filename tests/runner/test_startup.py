@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from multiprocessing import spawn
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spanflow import ModelError, Session
 from spanflow.engine import registry
 from spanflow.engine.aside import make_aside
 from spanflow.runner.startup import EngineChoice
@@ -51,3 +53,24 @@ async def test_a_start_that_is_cancelled_twice_does_not_run_the_program_again(mo
         if thread.name.startswith(("spanflow-make", "spanflow-end")):
             await asyncio.to_thread(thread.join, 10)
     assert spawn.get_preparation_data is before
+
+
+def test_a_session_keeps_the_options_that_it_was_given() -> None:
+    adapters, overrides = {"a": "where/a"}, {"rope": [1]}
+    session = Session(adapters=adapters, hf_overrides=overrides)
+    adapters["b"] = "where/b"
+    overrides["rope"].append(2)
+    assert session.engine_options == {"adapters": {"a": "where/a"}, "hf_overrides": {"rope": [1]}}
+    session.close()
+
+
+@pytest.mark.parametrize("engine", ["vllm", pytest.param("oracle", marks=pytest.mark.torch)])
+def test_damaged_weights_are_named_before_an_engine_starts(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip("safetensors", reason="weights are read by safetensors")
+    psutil = pytest.importorskip("psutil", reason="processes are listed by psutil")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_text("{}")
+    before = psutil.Process().children(recursive=True)
+    with pytest.raises(ModelError, match=f"the weights {tmp_path}/model.safetensors are damaged: .*header too small"):
+        Session(str(tmp_path), engine=engine).__enter__()
+    assert psutil.Process().children(recursive=True) == before

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from typing import Any, TypeVar
 
 import torch
+from safetensors import SafetensorError
 
 from spanflow.engine.aside import end_aside, make_aside
 from spanflow.engine.environment import cores_left_free, quiet_start
@@ -122,7 +123,7 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
         return await _attached(AsyncBackend, client, _end_its_process, has_spans)
     except SpanflowError:
         raise
-    except (OSError, *_REFUSALS) as error:
+    except (OSError, SafetensorError, *_REFUSALS) as error:
         raise ModelError(f"vLLM can't load {arguments['model']}: {error}") from error
     except RuntimeError as error:
         raise EngineUnavailable(
@@ -196,10 +197,6 @@ def sampling_params(request: EngineRequest, extra: dict[str, Any] | None) -> Sam
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
     return LoRARequest(*lora) if lora else None
 
@@ -211,16 +208,22 @@ def _prompt(request: EngineRequest) -> TokensPrompt:
     return TokensPrompt(prompt_token_ids=ids, cache_salt=request.salt)
 
 
-class AsyncBackend:
-    """`AsyncLLM`: the engine's core in a process of its own."""
+class _Backend:
+    """What is read from an engine of either kind."""
 
-    def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
+    def __init__(self, engine: AsyncLLM | LLMEngine, has_spans: bool) -> None:
         check_client(engine)
         self.engine = engine
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
         self.max_model_len: int = engine.model_config.max_model_len
-        self.dtype = _name(engine.model_config.dtype)
+        self.dtype = str(engine.model_config.dtype).removeprefix("torch.")
+
+
+class AsyncBackend(_Backend):
+    """`AsyncLLM`: the engine's core in a process of its own."""
+
+    engine: AsyncLLM
 
     async def generate(
         self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
@@ -255,16 +258,13 @@ class AsyncBackend:
         await asyncio.to_thread(engine.shutdown)
 
 
-class StepBackend:
+class StepBackend(_Backend):
     """`LLMEngine` in this process: one thread adds requests, steps, and hands outputs to the event loop."""
 
+    engine: LLMEngine
+
     def __init__(self, engine: LLMEngine, has_spans: bool) -> None:
-        check_client(engine)
-        self.engine = engine
-        self.has_spans = has_spans
-        self.tokenizer: Any = engine.get_tokenizer()
-        self.max_model_len: int = engine.model_config.max_model_len
-        self.dtype = _name(engine.model_config.dtype)
+        super().__init__(engine, has_spans)
         self.loop = asyncio.get_running_loop()
         self.lock = threading.Lock()
         self.wake = threading.Condition(self.lock)

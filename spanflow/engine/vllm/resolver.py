@@ -329,9 +329,9 @@ class Resolver:
         request = internal_request(name, prompt.token_ids, parent, hasher)
         self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
         self.by_source[source.keys.key] = name
-        state.internal_tokens += len(prompt)
         if prompt.spans:
             serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))
+        state.internal_tokens += len(prompt) - self.manager.get_computed_blocks(request)[1]
         queue_before(self.scheduler, request, parent)
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:
