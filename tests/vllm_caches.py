@@ -64,7 +64,7 @@ def _flashinfer() -> Iterator[None]:
 
 
 def made_for(
-    groups: Sequence[tuple[Any, Sequence[str]]], kind: Any, layout: str, num_bytes: int = 2 << 20
+    groups: Sequence[tuple[Any, Sequence[str]]], kind: Any, layout: str, num_blocks: int = 5
 ) -> tuple[Any, dict[str, torch.Tensor]]:
     """A connector, and the caches that vLLM makes for `groups` of layers, each with a spec: what a worker begins with.
 
@@ -91,7 +91,8 @@ def made_for(
     config.compilation_config.static_forward_context = {name: Layer() for _, names in groups for name in names}
     specs = [customize_attention_spec(kind, spec) if isinstance(spec, AttentionSpec) else spec for spec, _ in groups]
     made = [KVCacheGroupSpec(list(names), spec) for (_, names), spec in zip(groups, specs, strict=True)]
-    cache_config = get_kv_cache_config_from_groups(config, made, num_bytes)
+    config.cache_config.num_gpu_blocks_override = num_blocks
+    cache_config = get_kv_cache_config_from_groups(config, made, 0)
     attention = [[Namespace(backend=kind, kv_cache_spec=spec)] for spec in specs]
     caches = allocate_kv_cache(
         cache_config, torch.device("cpu"), order, prepare_kernel_block_sizes(cache_config, attention)
