@@ -46,6 +46,19 @@ def prompt(*documents: tuple[int, ...], repair: int = 0, question: int = 10) -> 
     return SpanPrompt((*ids, *range(40, 40 + question), *ANSWER), tuple(spans))
 
 
+def conversation(groups: int, documents: int, length: int = 6, question: int = 3) -> SpanPrompt:
+    """Groups of documents with a question behind each, anchored at all that stands before their group."""
+    ids: list[int] = [1, 2, 3, 4, 5, *HEADER]
+    spans: list[Span] = []
+    for group in range(groups):
+        head = SpanPrompt(tuple(ids), tuple(spans))
+        for number in range(documents * group, documents * (group + 1)):
+            spans.append(Span(len(ids), len(ids) + length, head))
+            ids += (100 + number % 100, 200 + number // 100, *range(300, 298 + length))[:length]
+        ids += range(40, 40 + question)
+    return SpanPrompt((*ids, *ANSWER), tuple(spans))
+
+
 def plain(number: int, length: int) -> SpanPrompt:
     """A prompt of one turn that shares no prefix with those of other numbers."""
     return SpanPrompt((900, number, *range(length - 4), *ANSWER))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field, replace
 
 from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
@@ -46,6 +46,10 @@ class _Pass:
     internal: int = 0
     status: dict[bytes, SpanStatus] = field(default_factory=dict)
     leases: list[Held[list[int]]] = field(default_factory=list)
+
+
+#: What makes a prompt: it yields what is to be made before it goes on.
+_Steps = Generator["_Steps", None, None]
 
 
 class Residency:
@@ -142,10 +146,10 @@ class Residency:
         owner, prompt = tenant(request), request.prompt
         if why := self._too_long(prompt):
             refused = dict.fromkeys(prompt.spans, why)
-        effective = _without(prompt, refused)
+        served = _without(prompt, refused)
         done = self._tried.pop(request.request_id, _Pass())
         try:
-            self._resolve(owner, effective, room, None, done)
+            self._resolve(owner, served, room, done)
         except PoolFull:
             tried = self._tried[request.request_id] = _Pass(internal=done.internal)
             tried.status.update((source, status) for source, status in done.status.items() if status != "hit")
@@ -154,12 +158,27 @@ class Residency:
             self.leases.consume(held, request.request_id)
         reports = tuple(self._report(prompt, span, refused, done) for span in prompt.spans)
         cached = len(prompt) - done.computed
-        admission = Admission(request, effective, done.blocks, reports, done.computed, cached, done.internal)
+        admission = Admission(request, served, done.blocks, reports, done.computed, cached, done.internal)
         self.running[request.request_id] = admission
         return admission
 
-    def _resolve(self, owner: Hashable, prompt: SpanPrompt, room: int, keep_from: int | None, done: _Pass) -> None:
-        """Give a prompt its blocks: prefix hits, then moves from sources, the rest computed.
+    def _resolve(self, owner: Hashable, prompt: SpanPrompt, room: int, done: _Pass) -> None:
+        """Give a prompt its blocks. What its sources are assembled of is made before them, however deep that goes."""
+        steps = [self._resolving(owner, prompt, room, None, done)]
+        full: PoolFull | None = None
+        while steps:
+            try:
+                steps.append(steps[-1].throw(full) if full else next(steps[-1]))
+            except StopIteration:
+                steps.pop()
+            except PoolFull as error:
+                steps.pop()
+                full = error
+        if full:
+            raise full
+
+    def _resolving(self, owner: Hashable, prompt: SpanPrompt, room: int, keep_from: int | None, done: _Pass) -> _Steps:
+        """Prefix hits, then moves from sources, the rest computed.
 
         `keep_from`: for internal prompts, the block from which on they are sources and no copies.
         """
@@ -181,7 +200,10 @@ class Residency:
                     missing += [] if found else [span]
             lacks_only_its_head = len(missing) == 1 and missing[0] not in prompt.spans
             for span in [] if lacks_only_its_head else missing:  # behind the others, which are safe by now
-                pinned += self._find_source(owner, prompt, span, done) or self._make_source(owner, prompt, span, done)
+                found = self._find_source(owner, prompt, span, done)
+                pinned += found or []
+                if not found:
+                    yield self._making_source(owner, prompt, span, done, pinned)
             total = -(-(len(prompt) + room) // size)
             done.blocks = hits + self.pool.take(total - len(hits))
         except PoolFull:
@@ -216,13 +238,13 @@ class Residency:
             self.pool.keep(block)
         return blocks
 
-    def _make_source(self, owner: Hashable, prompt: SpanPrompt, span: Span, done: _Pass) -> list[int]:
-        """Compute a missing source behind its anchor; its blocks, pinned."""
+    def _making_source(self, owner: Hashable, prompt: SpanPrompt, span: Span, done: _Pass, pinned: list[int]) -> _Steps:
+        """Compute a missing source behind its anchor, and add its blocks to what is pinned."""
         source = self._source(prompt, span)
         known = (owner, source.prompt.digest) in self._known
         made = _Pass()
         try:
-            self._resolve(owner, source.prompt, 0, source.first, made)
+            yield self._resolving(owner, source.prompt, 0, source.first, made)
         finally:
             done.internal += made.computed + made.internal
         done.status[source.prompt.digest] = "evicted" if known else "new"
@@ -230,7 +252,7 @@ class Residency:
         self.pool.touch(blocks)
         self.pool.free(made.blocks)
         self._known.add((owner, source.prompt.digest))
-        return blocks
+        pinned += blocks
 
     def _source(self, prompt: SpanPrompt, span: Span) -> _Source:
         tokens = prompt.token_ids[span.start : taken_range(span)[1]]

@@ -14,6 +14,9 @@ from spanflow.engine.vllm.payload import Ask, decode, encode
 from spanflow.errors import QueryError
 from spanflow.lowering.prompt import Span, SpanPrompt
 
+#: Also those that no array of 64 bits holds.
+INTS = st.one_of(st.integers(), st.sampled_from([2**62, 2**63, -(2**63) - 1, 2**64]))
+
 
 @given(
     span_prompts(),
@@ -42,9 +45,9 @@ def test_a_damaged_payload_is_refused_or_fits(prompt: SpanPrompt, data: st.DataO
         case "cut":
             payload = payload[:at]
         case "change":
-            payload[at] = data.draw(st.one_of(st.integers(), st.none(), st.floats(), st.text(), st.booleans()))
+            payload[at] = data.draw(st.one_of(INTS, st.none(), st.floats(), st.text(), st.booleans()))
         case _:
-            payload.insert(at, data.draw(st.integers()))
+            payload.insert(at, data.draw(INTS))
     try:
         ask = decode(payload, prompt.token_ids)
     except QueryError:
@@ -56,6 +59,18 @@ def test_equal_anchors_are_written_once() -> None:
     anchor = SpanPrompt(tuple(range(100)))
     spans = tuple(Span(10 * n + 1, 10 * n + 9, anchor) for n in range(8))
     assert len(encode(Ask(spans))) < 200
+
+
+def test_anchors_may_be_nested_deeper_than_python_calls() -> None:
+    """And what they share is read once, however many ways lead to it."""
+    anchor = SpanPrompt((1, 2))
+    for number in range(3000):
+        spans = (Span(1, 2, anchor), Span(2, 3, anchor, number % 2), Span(3, 5, anchor, 0, 1))
+        anchor = SpanPrompt((number, 1, 2, 3, 4, 5), spans)
+    payload = encode(Ask((Span(1, 2, anchor),)))
+    assert len(payload) < 3001 * (1 + 6 + 1 + 3 * 5) + 20
+    (span,) = decode(payload, (7, 8, 9)).spans
+    assert span.anchor == anchor
 
 
 @pytest.mark.parametrize(
@@ -70,6 +85,8 @@ def test_equal_anchors_are_written_once() -> None:
         ([1, 0, 0, 0, 0, 0, 1, 2, 4, -1, -1, -1], "repair -1"),
         ([1, 0, 0, 0, 0, 0, 1, 2, 6, 0, -1, -1], "leave one token behind it"),
         ([1, 0, 0, 0, 0, 0, 1, 2, True, 0, -1, -1], "holds True"),
+        ([1, 0, 0, 0, 0, 1, 1, 2**63, 0, 1, 2, 4, 0, -1, 0], r"anchor 0 holds 9223372036854775808; .* below 2\*\*62"),
+        ([1, 0, 0, 0, 0, 0, 1, 2, 4, 2**62, -1, -1], r"span 0 of the prompt holds 4611686018427387904"),
     ],
 )
 def test_errors_say_what_is_wrong(payload: Any, message: str) -> None:

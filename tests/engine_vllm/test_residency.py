@@ -116,7 +116,7 @@ def test_memory_of_what_was_here_once_is_bounded(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(module, "_REMEMBERED", 2)
     found = residency()
     for source in ("a", "b", "a", "c"):
-        found.remember(source)
+        found.seen.keep(source, None)
     assert list(found.seen) == ["a", "c"]
 
 
@@ -126,7 +126,7 @@ def test_memory_of_what_was_taken_over_is_bounded() -> None:
     found = residency()
     copies = Copies(found.pool, found.by_block)
     for number in range(7):
-        copies.relocate(number, Relocated(0, 1, (), (), 0, 0, 0))
+        copies.relocated.keep(number, Relocated(0, 1, (), (), 0, 0, 0))
     assert list(copies.relocated) == [2, 3, 4, 5, 6]
 
 
@@ -155,7 +155,7 @@ def test_memory_of_inner_prompts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_REMEMBERED", 2)
     found = residency()
     for number in range(4):
-        found.remember_inner("salt", None, bytes([number]))
+        found.inner_prompts.keep(("salt", None, bytes([number])), None)
     assert list(found.inner_prompts) == [("salt", None, b"\x02"), ("salt", None, b"\x03")]
 
 

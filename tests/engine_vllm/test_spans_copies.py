@@ -134,5 +134,5 @@ def test_the_source_that_was_taken_over_last_is_forgotten_last() -> None:
     pool = Pool("")
     where = Relocated(0, 1, (), (), 0, 0, 0)
     for source in (*range(7), 0, 7):
-        pool.copies.relocate(source, where)
+        pool.copies.relocated.keep(source, where)
     assert list(pool.copies.relocated) == [2, 3, 4, 5, 6, 0, 7]

@@ -18,7 +18,7 @@ def under_way(model_dir: Path) -> tuple[Any, str]:
     name = engine.send(prompt(document(0), document(1), document(2), repair=9))
     while not any("#" in request.request_id for request in engine.scheduler.running):
         engine.step()
-    assert engine.scheduler.spans.families.keys() == {name}
+    assert engine.scheduler.spans.family.waiting.keys() == {name}
     return engine, name
 
 
@@ -127,7 +127,7 @@ def test_a_range_that_is_preempted_behind_its_parent_is_dropped(model_dir: Path)
     while not members(engine):
         engine.step()
     before = members(engine)
-    assert not engine.scheduler.spans.families
+    assert not engine.scheduler.spans.family.waiting
     assert before < {request.request_id for request in engine.scheduler.running}
     engine.preempt(len(before) + 1)
     engine.step()
@@ -161,7 +161,7 @@ def test_ranges_end_with_a_parent_that_ends_by_itself(model_dir: Path) -> None:
 
 def test_the_check_finds_a_range_that_ran_too_early(model_dir: Path) -> None:
     engine, name = under_way(model_dir)
-    family = engine.scheduler.spans.families[name]
+    family = engine.scheduler.spans.family.waiting[name]
     first, second, *_ = family.members
     engine.scheduler.requests[second].num_computed_tokens += 1
     with pytest.raises(AssertionError, match=f"range {second} ran before a range in front of it"):

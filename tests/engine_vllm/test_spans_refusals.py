@@ -46,6 +46,20 @@ def test_what_needs_full_attention_gets_it(
     assert engine.sent[again].prefill.num_cached_tokens == 48
 
 
+def test_blocks_that_are_hashed_in_parts_serve_no_spans(model_dir: Path) -> None:
+    """vLLM would look for the hashes of its own parts of a block, and ours are of whole ones."""
+    from spanflow.engine.vllm.resolver import Resolver
+
+    engine = start(model_dir, 60)
+    engine.scheduler.hash_block_size = 8
+    engine.scheduler.spans = Resolver(engine.scheduler, engine.scheduler.connector)
+    name = engine.send(prompt(document(0)))
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["unsupported"]
+    assert engine.whys(name) == ["its blocks of 16 are hashed by 8 tokens"]
+
+
 @pytest.mark.parametrize(("length", "status"), [(60, "new"), (61, "unsupported")])
 def test_a_source_may_not_exceed_the_window(model_dir: Path, length: int, status: str) -> None:
     """A span behind its anchor, and the token that is sampled behind it, must fit where the prompt itself does."""

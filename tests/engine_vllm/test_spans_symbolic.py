@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from symbolic_prompts import conversation
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
@@ -131,6 +132,20 @@ class Traffic(RuleBasedStateMachine):
     ) -> None:
         prompt = documents_prompt(chosen, repair, anchor, question, head)
         self.send(prompt, max_tokens, priority, leased, salt=salt)
+
+    @rule(
+        groups=st.integers(1, 3),
+        documents=st.integers(1, 2),
+        length=st.sampled_from([2, 9, 20]),
+        question=st.integers(1, 12),
+        max_tokens=st.sampled_from([1, 2, 30]),
+        priority=st.integers(0, 2),
+        leased=st.booleans(),
+    )
+    def converse(
+        self, groups: int, documents: int, length: int, question: int, max_tokens: int, priority: int, leased: bool
+    ) -> None:
+        self.send(conversation(groups, documents, length, question), max_tokens, priority, leased)
 
     @rule(
         number=st.integers(0, len(_DOCUMENTS) - 1),

@@ -161,7 +161,7 @@ def test_blocks_that_are_not_written_yet_are_not_found(model_dir: Path) -> None:
     name = engine.send(one)
     while not any("#" in request.request_id for request in engine.scheduler.running):
         engine.step()
-    assert engine.scheduler.spans.families.keys() == {name}
+    assert engine.scheduler.spans.family.waiting.keys() == {name}
     engine.abort(name)
     engine.send(one)
     engine.finish()

@@ -19,8 +19,8 @@ from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 if TYPE_CHECKING:
     from spanflow.engine.vllm.resolver import Resolver
 
-#: How many tokens the sources of one prompt may have together: the core keeps and hashes them all.
-MOST_TOKENS = 1 << 24
+#: How many tokens and spans the sources of one prompt may have together: the core keeps and looks at each of them.
+MOST_TOKENS, MOST_SPANS = 1 << 24, 1 << 18
 
 
 def admit(spans: Resolver, request: Request, payload: Any) -> None:
@@ -35,7 +35,7 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
         spans.refuse(request)
         return
     if ask.lease is not None:
-        spans.residency.remember_inner(*tenant(request), prompt.digest)
+        spans.residency.inner_prompts.keep((*tenant(request), prompt.digest), None)
     for digest in ask.releases:
         spans.residency.release((*tenant(request), digest))
     register(spans, request, ask, prompt)
@@ -116,8 +116,10 @@ def why_exact(spans: Resolver, state: SpanRequest, max_tokens: int) -> str:
     while todo:
         prompt, max_tokens = todo.pop()
         num_tokens = sum(len(span.anchor) + len(span) for span in prompt.spans)
-        if num_tokens > MOST_TOKENS:
-            return f"spans and what they stand behind have {num_tokens} tokens, more than {MOST_TOKENS}"
+        num_spans = sum(len(span.anchor.spans) for span in prompt.spans)
+        if num_tokens > MOST_TOKENS or num_spans > MOST_SPANS:
+            most = f"at most {MOST_TOKENS} and {MOST_SPANS} are served"
+            return f"its sources have {num_tokens} tokens and {num_spans} spans together; {most}"
         assembly = assemble(prompt, state.make)
         for segment in sorted(assembly.segments[1:], key=lambda segment: len(segment.source), reverse=True):
             anchor, size = prompt.spans[segment.span].anchor, len(segment.source)

@@ -115,7 +115,7 @@ class Assembler:
         last = end // size
         if end % size and len(blocks) > last and (block := blocks[last]).block_hash is not None:
             where = Relocated(last * size, end, (block,), (block.block_hash,), 0, 0, 0)
-            copies.relocate(state.sources[0].keys.key, where, is_head=True)
+            copies.heads.keep(state.sources[0].keys.key, where)
         for segment, rotations in state.taken:
             low, high = segment.start // size, -(-segment.end // size)
             own = tuple(blocks[low:high])
@@ -124,7 +124,7 @@ class Assembler:
                 continue  # Its blocks are not full, so nobody could tell later whether they are still the same.
             end = segment.source_start + segment.end - segment.start
             where = Relocated(segment.source_start, end, own, hashes, segment.start % size, segment.delta, rotations)
-            copies.relocate(state.source(segment).keys.key, where)
+            copies.relocated.keep(state.source(segment).keys.key, where)
 
     def _take_over(
         self,

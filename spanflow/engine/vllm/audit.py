@@ -29,7 +29,7 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
     problems += [f"held request {name!r} is gone" for name in spans.held.keys() - live]
     problems += [f"state of {name!r} outlived it" for name in spans.known.keys() - live - spans.ended]
     problems += [f"internal request {name!r} outlived it" for name in spans.internal.keys() - live - spans.ended]
-    problems += [f"family of {name!r} outlived it" for name in spans.families.keys() - live]
+    problems += [f"family of {name!r} outlived it" for name in spans.family.waiting.keys() - live]
     queued = {id(request) for queue in (scheduler.waiting, scheduler.kv_holding_waiting) for request in queue}
     queued |= {id(request) for request in scheduler.running}
     problems += [f"request {name!r} is in no queue" for name, r in scheduler.requests.items() if id(r) not in queued]
@@ -37,7 +37,7 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
         "requests": len(live),
         "internal": len(spans.internal),
         "held": len(spans.held),
-        "families": len(spans.families),
+        "families": len(spans.family.waiting),
         "pins": len(spans.pinned()),
         "leases": len(spans.residency.leases),
         "blocks_used": pool.num_gpu_blocks - 1 - free,

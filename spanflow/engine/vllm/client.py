@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.environment import prepare_environment, quiet_start
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
+from spanflow.engine.recent import Recent
 from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
@@ -35,7 +35,7 @@ class VllmEngine:
         self._backend = backend
         self.info = info
         self._adapters = {name: (number, path) for number, (name, path) in enumerate(adapters.items(), 1)}
-        self._leased: OrderedDict[str, tuple[SpanPrompt, str | None, str | None]] = OrderedDict()
+        self._leased: Recent[str, tuple[SpanPrompt, str | None, str | None]] = Recent(_REMEMBERED_LEASES)
         self._names = itertools.count()
         self._closed = False
 
@@ -133,7 +133,7 @@ class VllmEngine:
         ask = Ask(request.prompt.spans, request.lease)
         wants_payload = not self._is_stock and (ask.spans or ask.lease)
         if request.lease is not None:
-            self._remember(request)
+            self._leased.keep(request.request_id, (request.prompt, request.salt, request.adapter))
         num_completion = 0
         report = None
         async for piece in self._run(request, ask if wants_payload else None):
@@ -235,11 +235,6 @@ class VllmEngine:
             )
         _log.warning("spans run with full attention on %s: %s", self.info.model, reason)
         self.info = replace(self.info, spans_unsupported=reason)
-
-    def _remember(self, request: EngineRequest) -> None:
-        self._leased[request.request_id] = (request.prompt, request.salt, request.adapter)
-        if len(self._leased) > _REMEMBERED_LEASES:
-            self._leased.popitem(last=False)
 
 
 def _import() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
+from spanflow.engine.recent import Recent
 from spanflow.engine.vllm.contract import BlockPool, KVCacheBlock
 
 
@@ -21,8 +22,9 @@ class Copies:
     def __init__(self, pool: BlockPool, tails: Container[int]) -> None:
         self.pool = pool
         self.tails = tails
-        self.relocated: OrderedDict[Hashable, Relocated] = OrderedDict()
-        self.heads: OrderedDict[Hashable, Relocated] = OrderedDict()
+        # What is left of sources that were taken over, and where a prompt has the end of its head.
+        self.relocated: Recent[Hashable, Relocated] = Recent(pool.num_gpu_blocks)
+        self.heads: Recent[Hashable, Relocated] = Recent(pool.num_gpu_blocks)
         self._hashes: OrderedDict[int, Hashable] = OrderedDict()
 
     def add(self, blocks: Iterable[KVCacheBlock]) -> None:
@@ -31,14 +33,6 @@ class Copies:
             if block.block_hash is not None:
                 self._hashes[block.block_id] = block.block_hash
                 self._hashes.move_to_end(block.block_id)
-
-    def relocate(self, source: Hashable, where: Relocated, *, is_head: bool = False) -> None:
-        """Take note of what is left of a source that was taken over, or of where a prompt has the end of its head."""
-        places = self.heads if is_head else self.relocated
-        places[source] = where
-        places.move_to_end(source)
-        if len(places) > self.pool.num_gpu_blocks:
-            places.popitem(last=False)
 
     def make_way(self, num_blocks: int) -> None:
         """Let the next `num_blocks` of the free queue hold nothing worth keeping, as far as there are copies."""

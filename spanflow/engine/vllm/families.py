@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Families:
-    """The families whose parent waits on the queue of block holders; a family falls as one."""
+    """The families whose parent waits on the queue of block holders, by its name; a family falls as one."""
 
     def __init__(self, spans: Resolver) -> None:
         self.spans = spans

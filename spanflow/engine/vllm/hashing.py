@@ -19,23 +19,19 @@ from spanflow.lowering.prompt import Span, SpanPrompt
 HashFn = Callable[[Any], bytes]
 
 
-def fingerprint(spans: Sequence[Span], start: int, end: int) -> bytes | None:
-    """What the KV of tokens `[start, end)` depends on besides tokens and prefix, or None."""
+def _extra_keys(request: Request, spans: Sequence[Span], start: int, end: int) -> tuple[Any, ...] | None:
+    """What the KV of tokens `[start, end)` depends on besides tokens and prefix: vLLM's keys, and the fingerprint."""
+    keys: tuple[Any, ...] | None
+    keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
     first = bisect_right(spans, start, key=lambda span: span.end)
     touching = spans[first : bisect_left(spans, end, key=lambda span: span.start)]
     if not touching:
-        return None
+        return keys
     hasher = blake2b(digest_size=16)
     for span in touching:
         taken = -1 if span.num_taken is None else span.num_taken
         hasher.update(b"%d,%d,%d,%d;" % (span.start, span.end, span.repair, taken) + span.anchor.digest)
-    return hasher.digest()
-
-
-def _extra_keys(request: Request, spans: Sequence[Span], start: int, end: int) -> tuple[Any, ...] | None:
-    keys, _ = generate_block_hash_extra_keys(request, start, end, 0)
-    mark = fingerprint(spans, start, end)
-    return keys if mark is None else (*(keys or ()), ("spanflow", mark))
+    return (*(keys or ()), ("spanflow", hasher.digest()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from spanflow.engine.protocol import Lease
+from spanflow.engine.recent import Recent
 from spanflow.engine.vllm.contract import BlockHash, BlockPool, KVCacheBlock
 
 _REMEMBERED = 1 << 16
@@ -51,8 +51,10 @@ class Residency:
         self.tails: dict[tuple[bytes, tuple[int, ...]], dict[int, Tail]] = {}
         self.by_block: dict[int, Tail] = {}
         self.leases: dict[int, Tail] = {}
-        self.seen: OrderedDict[Hashable, None] = OrderedDict()
-        self.inner_prompts: OrderedDict[Hashable, None] = OrderedDict()
+        # Sources that were materialised, and inner prompts, by tenant, that ran under a lease: outer prompts may take
+        # their output over, now or later.
+        self.seen: Recent[Hashable, None] = Recent(_REMEMBERED)
+        self.inner_prompts: Recent[Hashable, None] = Recent(_REMEMBERED)
 
     def cached(self, hashes: Sequence[BlockHash]) -> list[KVCacheBlock] | None:
         """The blocks of these hashes, or None where one is missing."""
@@ -136,14 +138,6 @@ class Residency:
         for tail in [tail for tail in self.leases.values() if tail.expires <= now]:
             self.end(tail)
 
-    def remember(self, source: Hashable) -> None:
-        """A source was materialised."""
-        _remember(self.seen, source)
-
-    def remember_inner(self, salt: str | None, adapter: str | None, digest: bytes) -> None:
-        """A tenant ran this inner prompt under a lease; outer prompts may take its output over, now or later."""
-        _remember(self.inner_prompts, (salt, adapter, digest))
-
     def _unpin_tail(self, tail: Tail) -> None:
         self.pool.unpin_blocks([tail.block], lambda _: self._forget(tail))
 
@@ -157,10 +151,3 @@ class Residency:
                 del self.tails[name]
         del self.by_block[tail.block.block_id]
         self.leases.pop(tail.block.block_id, None)
-
-
-def _remember(seen: OrderedDict[Hashable, None], key: Hashable) -> None:
-    seen[key] = None
-    seen.move_to_end(key)
-    if len(seen) > _REMEMBERED:
-        seen.popitem(last=False)

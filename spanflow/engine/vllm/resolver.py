@@ -76,11 +76,6 @@ class Resolver:
         connector.reporter = Reporter(self.counters)
         self.reserve = Reserve(self)
 
-    @property
-    def families(self) -> dict[str, Family]:
-        """Families whose parent has not been scheduled yet, by the parent's name."""
-        return self.family.waiting
-
     def pinned(self) -> list[KVCacheBlock]:
         """Blocks that hold a reference of ours."""
         return self.assembler.pins + self.reserve.blocks
@@ -101,8 +96,9 @@ class Resolver:
         """What was spawned for these requests alone: members of their families, sources nobody else waits for."""
         out: set[str] = set()
         gone = set(names)
+        families = self.family.waiting
         while True:
-            more = {member for name in gone if name in self.families for member in self.families[name].members}
+            more = {member for name in gone & families.keys() for member in families[name].members}
             more |= {
                 name
                 for name, internal in self.internal.items()
@@ -174,7 +170,8 @@ class Resolver:
         spans = state.prompt.spans if state is not None and served else ()
         if is_source:
             prompt = SpanPrompt(tuple(request.prompt_token_ids), spans)
-            self.residency.remember(self.hashing.source_keys(request, prompt).key)
+            done = request.block_hashes[: len(prompt) // self.block_size]
+            self.residency.seen.keep(self.hashing.source_keys(request, prompt, done).key, None)
         num_full, rest = divmod(num_kv, self.block_size)
         if not rest:
             return None
@@ -290,7 +287,7 @@ class Resolver:
                 self.counters["hits" if blocks else "misses"] += segment.span >= 0
                 noted.append(key)
         for key in noted:  # Not before: a span that stands twice in a prompt is new in both places.
-            self.residency.remember(key)
+            self.residency.seen.keep(key, None)
 
     def _spawn_missing(self, state: SpanRequest, todo: Assembly, found: list[Found | None], front: bool) -> bool:
         """An internal request for each missing source, as many as can run, unless one is under way, or a prefetch of
