@@ -31,8 +31,8 @@ from spanflow.engine.vllm.connector import StepMoves
 from spanflow.engine.vllm.payload import Ask, encode
 from spanflow.engine.vllm.report import unpack
 from spanflow.engine.vllm.scheduler import SpanScheduler
+from spanflow.engine.waves import in_waves
 from spanflow.kernels.slots import Slots
-from spanflow.kernels.waves import in_waves
 from spanflow.lowering.prompt import SpanPrompt
 
 VOCABULARY = 1000

@@ -396,14 +396,3 @@ def test_block_keys_cover_what_stands_before_and_the_spans() -> None:
     longer = SpanPrompt(tokens + (1,) * 15)
     assert block_keys(None, longer, BLOCK) == plain == block_keys(None, longer, BLOCK, tail=True)[:-1]
     assert block_keys(None, SpanPrompt(tokens), BLOCK, tail=True) == plain
-
-
-def test_sources_are_made_of_sources_deeper_than_python_calls() -> None:
-    """Answers to prompts that took answers over; and where the pool is full in the middle, nothing is left of it."""
-    prompt, depth = SpanPrompt(ids(10, 0)), 600
-    for number in range(depth):
-        prompt = SpanPrompt(ids(20, number), (Span(2, 9, SpanPrompt(prompt.token_ids[:-2], prompt.spans), 0, 2),))
-    assert checked(residency(num_blocks=3 * depth), prompt).internal > 16 * depth
-    small = residency(num_blocks=depth)
-    assert "do not fit into the pool" in checked(small, prompt).spans[0].why
-    assert small.pool.num_free == depth

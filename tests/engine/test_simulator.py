@@ -11,6 +11,7 @@ from engine.word_tokenizer import WordTokenizer
 
 from spanflow.engine.protocol import EngineOutput, EngineRequest, Lease
 from spanflow.engine.registry import start_engine
+from spanflow.engine.residency import Residency
 from spanflow.engine.simulator import SimulatorEngine
 from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError
 from spanflow.ir.nodes import Sampling
@@ -224,3 +225,17 @@ async def test_the_default_tokenizer(model_dir: object) -> None:
     text, token_ids, _ = await run(engine, ask(max_tokens=8))
     assert text == engine.tokenizer.decode(list(token_ids), skip_special_tokens=True)
     assert len(text.split()) >= 3
+
+
+async def test_sources_are_made_of_sources_deeper_than_python_calls() -> None:
+    """Answers to prompts that took answers over; and where the pool is full in the middle, nothing is left of it."""
+    prompt, depth = SpanPrompt(tuple(range(10, 20))), 600
+    for number in range(depth):
+        tokens = tuple(range(30 + number, 50 + number))
+        prompt = SpanPrompt(tokens, (Span(2, 9, SpanPrompt(prompt.token_ids[:-2], prompt.spans), 0, 2),))
+    request = EngineRequest("deep", prompt, Sampling(max_tokens=1))
+    large, small = (Residency(num_blocks, 16, 2000, lambda: 0.0) for num_blocks in (3 * depth, depth))
+    assert large.play(request).internal > 10 * depth
+    assert "do not fit into the pool" in small.play(request).spans[0].why
+    assert large.problems() == small.problems() == []
+    assert small.pool.num_free == depth

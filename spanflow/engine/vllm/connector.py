@@ -27,10 +27,10 @@ from spanflow.engine.vllm.contract import (
 from spanflow.engine.vllm.layout import layer_views
 from spanflow.engine.vllm.metrics import Reporter, SpanMetrics, SpanStats
 from spanflow.engine.vllm.probe import judge
+from spanflow.engine.waves import in_waves
 from spanflow.kernels.dispatch import Runner, best_runner
 from spanflow.kernels.reference import KVView
 from spanflow.kernels.slots import Move, Slots
-from spanflow.kernels.waves import in_waves
 
 #: Blocks beside the pool through which moves in place go: the more, the fewer waves.
 _SCRATCH_BLOCKS = 8
