@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from spanflow.api.coerce import described
@@ -13,6 +13,7 @@ from spanflow.binding import abind
 from spanflow.errors import QueryError
 from spanflow.ir.nodes import Chat, Generate, Node, Seq
 from spanflow.ir.verify import verify
+from spanflow.ir.walk import rebuild
 from spanflow.optimizer.order import OrderHint
 from spanflow.optimizer.pipeline import optimise
 from spanflow.optimizer.trace import PassTrace
@@ -73,18 +74,25 @@ def compile_query(
 ) -> Compiled:
     """Rewrite a bound query and plan it; pure, but for the hint, which is asked for orders of exact commutes.
 
-    Raises QueryError, also for a generate that names an unknown model.
+    Behind this a generate names an adapter or nothing. Raises QueryError, also where it names an unknown model.
     """
-    optimised = optimise(query, rung=options.rung, hint=hint)
+    optimised = optimise(_without_name(query, model), rung=options.rung, hint=hint)
     tree = optimised.root
     assert isinstance(tree, Generate)
     plan = build_plan(tree, rung=options.rung, seed=options.seed)
     for generation in plan.order:
         name = generation.node.model
-        if name not in (None, model, *adapters):
+        if name not in (None, *adapters):
             known = ", ".join(map(repr, [model, *adapters]))
             raise QueryError(
                 f"{generation.path}: generate: model {name!r} is neither this session's model nor one of its adapters "
                 f"(known: {known}); open a session for it, or leave the model out"
             )
     return Compiled(query, tree, plan, optimised.trace)
+
+
+def _without_name(query: Node, model: str) -> Node:
+    """The query, its generates of the session's own model named alike: who reads the KV of whom depends on it."""
+    return rebuild(
+        query, lambda node: replace(node, model=None) if isinstance(node, Generate) and node.model == model else node
+    )

@@ -18,12 +18,13 @@ class Generated:
     """The value of an inner generation, carried as ids.
 
     `prompt` is the inner prompt that produced it, `token_ids` what was sampled, possibly with an end-of-turn id
-    at its end, and `text` the same as text.
+    at its end, and `text` the same as text. `is_leased`: its KV is kept for the reader; else it is read as its tokens.
     """
 
     prompt: SpanPrompt
     token_ids: tuple[int, ...]
     text: str
+    is_leased: bool = True
 
 
 @dataclass(frozen=True, slots=True)

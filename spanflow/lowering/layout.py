@@ -210,7 +210,9 @@ class _Builder:
         return ids[:-1] if ids[-1] in self.template.end_ids else ids
 
     def _mark_answer(self, chunk: Chunk, role: Role) -> int | None:
-        if chunk.operand is None or self.conversation.operands[chunk.operand].answer_rung.name == "exact":
+        if chunk.operand is None or chunk.answer is None or not chunk.answer.is_leased:
+            return None
+        if self.conversation.operands[chunk.operand].answer_rung.name == "exact":
             return None
         self.marks.append(Mark(self.conversation.operands[chunk.operand], role, chunk.answer))
         return len(self.marks) - 1

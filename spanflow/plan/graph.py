@@ -107,9 +107,12 @@ def build_plan(root: Generate, *, rung: Rung, seed: int) -> Plan:
     graph = nx.DiGraph()
     for place in places:
         consumers: tuple[Key, ...] = ()
+        is_leased = False
         if place.reader is not None:
             inner[place.reader].append(place.path)
             consumers = tuple((place.reader, index) for index in range(nodes[place.reader].n))
+            # Another adapter's KV is of no use to the reader.
+            is_leased = place.is_taken and place.node.model == nodes[place.reader].model
         for index in range(place.node.n):
             generation = Generation(
                 place.path,
@@ -117,7 +120,7 @@ def build_plan(root: Generate, *, rung: Rung, seed: int) -> Plan:
                 index,
                 _seed(place.node, seed, place.path, index),
                 consumers,
-                place.is_taken,
+                is_leased,
                 place.candidate,
             )
             graph.add_node(generation.key, generation=generation)

@@ -32,7 +32,7 @@ class Answer:
 
 
 def request_for(
-    generation: Generation, lowered: Lowered, options: RunOptions, *, name: str, window: int, model: str
+    generation: Generation, lowered: Lowered, options: RunOptions, *, name: str, window: int
 ) -> EngineRequest:
     """What to ask the engine for. Raises PromptTooLong."""
     node = generation.node
@@ -42,7 +42,7 @@ def request_for(
         _sampling(generation, lowered, options, window),
         lease=Lease(len(generation.consumers), options.lease_seconds) if generation.is_leased else None,
         salt=options.salt,
-        adapter=None if node.model in (None, model) else node.model,
+        adapter=node.model,
         priority=options.priority,
     )
 

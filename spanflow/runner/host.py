@@ -56,7 +56,7 @@ class Leases:
 class Host:
     """A started engine with what its runs share; belongs to the event loop that the engine was started on.
 
-    `model` is the name by which generates may mean the engine's own model; any other is an adapter's.
+    `model` is the name that the engine was started by; in a plan, a generate that names a model means an adapter.
     """
 
     def __init__(self, engine: Engine, template: ChatTemplate, *, model: str, max_concurrency: int) -> None:

@@ -30,7 +30,7 @@ async def prefetch(
     requests: dict[tuple[bytes, str | None], EngineRequest] = {}
     for path in paths:
         generation = plan.samples(path)[0]
-        adapter = None if generation.node.model in (None, host.model) else generation.node.model
+        adapter = generation.node.model
         with suppress(*([QueryError] if is_hint else [])):
             for source in _sources(await _lower(plan, generation, host, options)):
                 name = f"{run}/prefetch-{len(requests)}"

@@ -156,10 +156,8 @@ class _Run:
         self._queue.put_nowait(Finished(path, index, result))
 
     def _request(self, generation: Generation, lowered: Lowered, name: str) -> EngineRequest:
-        info = self._host.engine.info
-        return request_for(
-            generation, lowered, self._options, name=name, window=info.max_model_len, model=self._host.model
-        )
+        window = self._host.engine.info.max_model_len
+        return request_for(generation, lowered, self._options, name=name, window=window)
 
     async def _lower(self, generation: Generation) -> Lowered:
         """The prompt of a generation, the same for all samples. Raises QueryError, GenerationFailed."""
@@ -204,7 +202,7 @@ class _Run:
         if generation.node.sampling.stop and answer.finish_reason == "stop":
             decode = partial(self._host.engine.tokenizer.decode, skip_special_tokens=True)
             token_ids = kept_ids(decode, token_ids, answer.text)
-        return Generated(lowered.prompt, token_ids, answer.text)
+        return Generated(lowered.prompt, token_ids, answer.text, generation.is_leased)
 
     def _result_of(self, generation: Generation, lowered: Lowered, answer: Answer) -> Result:
         return Result(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +11,6 @@ from strategies import queries
 from spanflow import assistant, chat, commute, generate, seq, system, user
 from spanflow.ir.fidelity import EXACT, MOVED, Rung, repair
 from spanflow.ir.nodes import Generate, Node
-from spanflow.ir.walk import rebuild
 from spanflow.optimizer.candidates import DEFAULT_RUNG, Candidate, all_candidates, candidates
 from spanflow.optimizer.passes import DESUGAR, DISTRIBUTE, ORDER, SIMPLIFY
 from spanflow.optimizer.pipeline import optimise
@@ -144,13 +141,9 @@ def test_the_pass_says_it() -> None:
     )
 
 
-def of_one_model(root: Node) -> Generate:
-    return asked(rebuild(root, lambda node: replace(node, model=None) if isinstance(node, Generate) else node))
-
-
 @given(queries(max_leaves=16, retrieve=False), RUNGS)
 def test_lowering_does_what_is_said(root: Node, rung: Rung) -> None:
-    outer = of_one_model(root)
+    outer = asked(root)
     spans = [source.rung for source in answered(outer, rung).sources if source.kind == "generated"]
     found = candidates(outer, rung=rung)
     assert spans == [one.rung for one in found if one.taken_over for _ in range(one.num_samples)]
@@ -158,7 +151,7 @@ def test_lowering_does_what_is_said(root: Node, rung: Rung) -> None:
 
 @given(queries(max_leaves=16, retrieve=False), RUNGS)
 def test_the_plan_leases_what_is_said(root: Node, rung: Rung) -> None:
-    outer = optimise(of_one_model(root), passes=(DESUGAR, SIMPLIFY, DISTRIBUTE, ORDER)).root
+    outer = optimise(asked(root), passes=(DESUGAR, SIMPLIFY, DISTRIBUTE, ORDER)).root
     assert isinstance(outer, Generate)
     plan = build_plan(outer, rung=rung, seed=0)
     leased = {generation.path for generation in plan.order if generation.is_leased}

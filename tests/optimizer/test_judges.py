@@ -128,8 +128,8 @@ def test_samples_share_what_their_prompt_reads() -> None:
     """What stands in a prompt of n samples is asked once; what stands in each of two prompts, in each of them."""
     write = {"g": {"model": "m", "input": {"user": "Write."}}}
     judge = {"model": "m", "input": {"plus": [write, {"user": "Or this."}]}}
-    repeated = optimise(generate(commute(from_json({"repeat": {"n": 3, "g": judge}})))).root
-    twice = optimise(generate(commute(from_json({"plus": [{"g": judge}, {"g": judge}]})))).root
+    repeated = optimise(generate(commute(from_json({"repeat": {"n": 3, "g": judge}})), model="m")).root
+    twice = optimise(generate(commute(from_json({"plus": [{"g": judge}, {"g": judge}]})), model="m")).root
     for root, number in ((repeated, 1), (twice, 2)):
         assert isinstance(root, Generate)
         plan = build_plan(root, rung=MOVED, seed=0)

@@ -44,14 +44,16 @@ def inner(root: Generate) -> dict[str, Node]:
 
 
 def answered(root: Generate, rung: Rung = MOVED) -> Lowered:
-    """Lowered, with an answer of its own for each sample of each inner generation, numbered in reading order."""
+    """Lowered, with an answer of its own for each sample of each inner generation, numbered in reading order. Those of
+    other models are not leased."""
     generated: dict[str, tuple[Generated, ...]] = {}
     number = 500
     for path, node in inner(root).items():
         answers = []
+        is_leased = getattr(node, "model", None) == root.model
         for _ in range(getattr(node, "n", 1)):
             number += 1
-            answers.append(Generated(SpanPrompt((1, number)), (number, number + 7), "said"))
+            answers.append(Generated(SpanPrompt((1, number)), (number, number + 7), "said", is_leased))
         generated[path] = tuple(answers)
     return lower(root.query, template(), generated=generated, rung=rung, anchor="header")
 

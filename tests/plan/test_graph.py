@@ -178,12 +178,13 @@ def test_what_lowering_takes_over_as_a_span_is_leased(query: Node, rung: Any) ->
         return
     plan = compiled.plan
     for path, inner in plan.inner.items():
-        names = {10_000 + number: name for number, name in enumerate(inner)}
-        generated = {
-            name: (Generated(SpanPrompt((number, 5, 6)), (7, 8), "so it is"),) * len(plan.samples(name))
-            for number, name in names.items()
-        }
         node = plan.samples(path)[0].node
+        names = {10_000 + number: name for number, name in enumerate(inner)}
+        generated = {}
+        for number, name in names.items():
+            first, *others = plan.samples(name)
+            said = Generated(SpanPrompt((number, 5, 6)), (7, 8), "so it is", first.node.model == node.model)
+            generated[name] = (said,) * (1 + len(others))
         try:
             lowered = lower(node.query, template, generated=generated, rung=rung, anchor="header", path=f"{path}.query")
         except QueryError:  # a surrogate, a control token, no text

@@ -224,3 +224,24 @@ async def test_salt_priority_and_adapter_travel_with_the_request() -> None:
     assert {(request.salt, request.priority) for request in seen.submitted} == {("tenant", 3)}
     assert [request.adapter for request in seen.submitted] == [None, "polite", None]
     assert seen.submitted[0].lease == Lease(1, 5.0)
+
+
+@pytest.mark.parametrize(("reader", "own"), [(None, 0), ("m", 0), ("polite", 1)])
+async def test_an_answer_of_another_adapter_is_read_as_its_tokens(reader: str | None, own: int) -> None:
+    """Its KV is no use to the reader, and no engine lets one adapter take over what another one left. The session's
+    model may be named."""
+    seen = script(answer=lambda request: f" fine{request.adapter}")
+    chosen = RunOptions()
+    query = judge(generate(user("write"), model="m"), generate(user("write"), model="polite"), model=reader)
+    plan = compile_query(query, chosen, model="m", adapters=["polite"]).plan
+    async with aclosing(run_plan(plan, host_of(seen), chosen)) as events:
+        *_, last = [event async for event in events]
+    *inner, outer = seen.submitted
+    assert [request.adapter for request in seen.submitted] == [None, "polite", (None, "polite")[own]]
+    assert [request.lease is not None for request in inner] == [own == 0, own == 1]
+    assert [f"assistant\n fine{name}<|im_end|>" in script_text(outer) for name in (None, "polite")] == [True, True]
+    (span,) = outer.prompt.spans
+    answer = TOKENIZER.decode(outer.prompt.tokens(span)[span.num_taken or 0 :])
+    assert answer.startswith(f" fine{(None, 'polite')[own]}")
+    assert isinstance(last, Done)
+    assert [span.path for span in last.result.spans] == [f"$.query.operands[0].operands[{own}]"]
