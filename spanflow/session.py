@@ -36,12 +36,12 @@ class Session:
 
     `engine` is 'vllm' (embedded), 'oracle' or 'simulator'; further options are the engine's own. `rung` and `anchor`
     hold for each commute that names none (None: repair(32), behind the message's header), `max_tokens` and `seed` for
-    each generate that names none. `require_spans` refuses an engine that cannot serve spans; without it such an engine
-    runs with full attention. At most `max_concurrency` generations are in flight. `on_error`, `timeout` and further
-    options of a run are described at `RunOptions`; each method takes them for one run. `progress` goes to stderr, or
-    to a function; None means where that is a terminal. `order_hint` chooses the order of operands of exact commutes,
-    which otherwise stand in one order whatever the cache holds: `spanflow.optimizer.order.RecentOrders()` goes on
-    where earlier prompts began.
+    each generate that names none. `require_spans` refuses an engine that cannot serve spans, and fails a run in whose
+    report spans are unsupported; without it both run with full attention. At most `max_concurrency` generations are in
+    flight. `on_error`, `timeout` and further options of a run are described at `RunOptions`; each method takes them for
+    one run. `progress` goes to stderr, or to a function; None means where that is a terminal. `order_hint` chooses the
+    order of operands of exact commutes, which otherwise stand in one order whatever the cache holds:
+    `spanflow.optimizer.order.RecentOrders()` goes on where earlier prompts began.
 
     The engine starts when the session is entered or first used, on a thread of the session's own: methods may be
     called from any thread, the asynchronous ones from any event loop. Raises QueryError for options.
@@ -86,7 +86,8 @@ class Session:
         """Run one query to its end. Options of `RunOptions` may be given for this run alone.
 
         What is no generate is what the model is asked: text, a list of messages, a commute. Interrupting this aborts
-        what is in flight. Raises QueryError, PromptTooLong, EngineDied, GenerationFailed, GenerationTimeout.
+        what is in flight. Raises QueryError, PromptTooLong, EngineDied, GenerationFailed, GenerationTimeout,
+        SpansUnsupported.
         """
         options = self._options.changed(overrides)
         return self._begin(lambda: self._run(query, options)).wait()

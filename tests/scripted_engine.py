@@ -32,7 +32,8 @@ class Script:
     """What the engine does, and what it saw.
 
     `answer` gives the text for a request, or an error to raise after `errors_after` tokens. `seconds` pass before
-    each token; a request that `hangs` never gets one. `finish` is the reason given at the end.
+    each token; a request that `hangs` never gets one. `why_exact` gives the reason why spans of a request run with full
+    attention. `finish` is the reason given at the end.
     """
 
     answer: Callable[[EngineRequest], str | Exception] = lambda request: " fine"
@@ -42,6 +43,7 @@ class Script:
     errors_after: int = 0
     window: int = 1000
     unsupported: str = ""
+    why_exact: Callable[[EngineRequest], str] = lambda request: ""
     tokenizer: SpeakingTokenizer = field(default_factory=SpeakingTokenizer)
     submitted: list[EngineRequest] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
@@ -110,6 +112,9 @@ class ScriptedEngine:
                 script.aborted.append(request.request_id)
 
     def _reports(self, request: EngineRequest) -> tuple[SpanReport, ...]:
+        if why := self.script.why_exact(request):
+            spans = request.prompt.spans
+            return tuple(SpanReport(s.start, s.end, "unsupported", computed=len(s), why=why) for s in spans)
         return tuple(SpanReport(s.start, s.end, "hit", moved=len(s)) for s in request.prompt.spans)
 
     async def prefetch(self, request: EngineRequest) -> None:

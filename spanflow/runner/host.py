@@ -56,12 +56,16 @@ class Leases:
 class Host:
     """A started engine with what its runs share; belongs to the event loop that the engine was started on.
 
-    `model` is the name that the engine was started by; in a plan, a generate that names a model means an adapter.
+    `model` is the name that the engine was started by; in a plan, a generate that names a model means an adapter. Where
+    `require_spans` is set, a generation fails whose spans ran with full attention.
     """
 
-    def __init__(self, engine: Engine, template: ChatTemplate, *, model: str, max_concurrency: int) -> None:
+    def __init__(
+        self, engine: Engine, template: ChatTemplate, *, model: str, max_concurrency: int, require_spans: bool = False
+    ) -> None:
         self.engine = engine
         self.model = model
+        self.require_spans = require_spans
         self.template = template
         self.slots = asyncio.Semaphore(max_concurrency)
         self.leases = Leases()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from spanflow.engine.protocol import EngineRequest
-from spanflow.errors import EngineDied, GenerationFailed, QueryError
+from spanflow.errors import EngineDied, GenerationFailed, QueryError, SpansUnsupported
 from spanflow.ir.nodes import Node, Seq
 from spanflow.ir.walk import ROOT, children, with_children
 from spanflow.lowering.lower import Generated, Lowered
@@ -125,7 +125,7 @@ class _Run:
             try:
                 await self._attempt(generation, attempt)
                 return
-            except (QueryError, EngineDied):  # it would fail in the same way again
+            except (QueryError, EngineDied, SpansUnsupported):  # it would fail in the same way again
                 raise
             except Exception as error:
                 if attempt == num_retries:
@@ -150,6 +150,8 @@ class _Run:
             on_text=lambda text: self._queue.put_nowait(Delta(path, index, text)),
         )
         result = self._result_of(generation, lowered, answer)
+        if self._host.require_spans:
+            _refuse_exact(result, where)
         self._results[generation.key] = result
         if generation.consumers:
             self._answers[generation.key] = self._generated(generation, lowered, answer)
@@ -239,6 +241,16 @@ class _Run:
             if generation.key in by_key:
                 paths.setdefault(generation.path, []).append(by_key[generation.key])
         return {path: tuple(found) for path, found in paths.items()}
+
+
+def _refuse_exact(result: Result, where: str) -> None:
+    """Raises SpansUnsupported where spans ran with full attention, as only the engine's report says."""
+    exact = [span for span in result.spans if span.status == "unsupported"]
+    if exact:
+        raise SpansUnsupported(
+            f"{where}: {len(exact)} of {len(result.spans)} spans ran with full attention: {exact[0].why}. Give the KV "
+            "cache more room or shorten the prompt, or open the session without require_spans"
+        )
 
 
 def _without(query: Node, path: str, operand: str) -> Node:

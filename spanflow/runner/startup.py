@@ -49,7 +49,13 @@ class EngineChoice:
         except BaseException:
             await engine.close()
             raise
-        return Host(engine, template, model=self.model, max_concurrency=self.max_concurrency)
+        return Host(
+            engine,
+            template,
+            model=self.model,
+            max_concurrency=self.max_concurrency,
+            require_spans=self.require_spans,
+        )
 
     def load_template(self) -> tuple[ChatTemplate, int | None]:
         """The chat template and the window, from the model's files alone. Raises ModelError, EngineUnavailable."""

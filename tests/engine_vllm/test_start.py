@@ -78,6 +78,15 @@ async def test_the_cache_takes_what_was_said_and_on_a_gpu_what_vllm_leaves_for_i
     assert given["gpu_memory_utilization"] == 0.5
 
 
+@pytest.mark.parametrize(("wanted", "given_to_vllm"), [({}, 3), ({"max_loras": 2}, 3), ({"max_loras": 5}, 5)])
+async def test_on_a_cpu_no_adapter_stands_in_the_last_place(
+    given: dict[str, Any], model_dir: Path, wanted: dict[str, int], given_to_vllm: int
+) -> None:
+    """vLLM's CPU kernels take what stands there for tokens of no adapter, too: these would come out wrong."""
+    await start(model_dir, adapters={"red": "there", "blue": "here"}, **wanted)
+    assert given["max_loras"] == given_to_vllm
+
+
 async def test_the_headers_are_those_of_the_tokenizer_that_vllm_is_given(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, model_dir: Path, tmp_path: Path
 ) -> None:

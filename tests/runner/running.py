@@ -19,9 +19,10 @@ from spanflow.runner import Host, RunOptions, run_plan
 TOKENIZER = Script().tokenizer
 
 
-def host_of(script: Script, max_concurrency: int = 64) -> Host:
+def host_of(script: Script, max_concurrency: int = 64, require_spans: bool = False) -> Host:
     engine = ScriptedEngine("m", script)
-    return Host(engine, ChatTemplate(engine.tokenizer), model="m", max_concurrency=max_concurrency)
+    template = ChatTemplate(engine.tokenizer)
+    return Host(engine, template, model="m", max_concurrency=max_concurrency, require_spans=require_spans)
 
 
 async def events_of(query: Node, script: Script, host: Host | None = None, **options: Any) -> list[Event]:

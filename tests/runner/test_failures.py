@@ -19,9 +19,19 @@ from runner.running import (
     script,
     script_text,
 )
-from scripted_engine import until
+from scripted_engine import SpeakingTokenizer, until
 
-from spanflow import EngineDied, GenerationFailed, GenerationTimeout, generate, seq, user
+from spanflow import (
+    EngineDied,
+    GenerationFailed,
+    GenerationTimeout,
+    Session,
+    SpansUnsupported,
+    commute,
+    generate,
+    seq,
+    user,
+)
 from spanflow.compile import compile_query
 from spanflow.result import Done, Failed, Started
 from spanflow.runner import RunOptions, run_plan
@@ -158,3 +168,38 @@ async def test_cancelling_the_reader_aborts_what_runs_within_a_second() -> None:
     assert time.monotonic() - begun < 1
     assert [name.partition("/")[2] for name in seen.aborted] == ["$#0"]
     assert len(seen.released) == 2
+
+
+@pytest.mark.parametrize("on_error", ["fail", "retry", "skip"])
+async def test_a_run_that_requires_spans_fails_where_they_ran_with_full_attention(on_error: str) -> None:
+    seen = script(why_exact=lambda request: "the pool is too small" if request.prompt.spans else "")
+    host = host_of(seen, require_spans=True)
+    message = r"^\$: 3 of 3 spans ran with full attention: the pool is too small\. Give the KV cache more room"
+    with pytest.raises(SpansUnsupported, match=message) as caught:
+        await result_of(judge(*candidates(3)), seen, host, on_error=on_error)
+    assert len(caught.value.partial) == 3
+    assert len(seen.submitted) == 4  # it would fail in the same way again
+    assert len(seen.released) == 3
+    result = await result_of(judge(*candidates(3)), seen, host_of(seen))
+    assert [span.status for span in result.spans] == ["unsupported"] * 3
+    assert not (await result_of(generate(user("hello")), seen, host)).spans
+
+
+async def test_a_candidate_whose_spans_ran_with_full_attention_is_dropped_where_that_is_the_policy() -> None:
+    seen = script(why_exact=lambda request: "it is" if asks("first")(request) else "")
+    inner = generate(user(commute("one", "two"), "first"))
+    result = await result_of(judge(inner, *candidates(1)), seen, host_of(seen, require_spans=True), on_error="skip")
+    assert [type(failure.error) for failure in result.failures] == [SpansUnsupported]
+    assert [span.status for span in result.spans] == ["hit"]
+
+
+def test_a_session_that_requires_spans_leaves_nothing_of_a_run_that_got_none() -> None:
+    query = generate(seq(commute(generate(user("write"), max_tokens=30), user("b " * 40)), user("which?")))
+    options: dict[str, Any] = {"tokenizer": SpeakingTokenizer(), "block_size": 16, "num_blocks": 9, "max_tokens": 9}
+    with Session("m", engine="simulator", **options) as session:
+        assert "unsupported" in [span.status for span in session.run(query).spans]
+    with Session("m", engine="simulator", require_spans=True, **options) as session:
+        with pytest.raises(SpansUnsupported, match="do not fit into the pool together"):
+            session.run(query)
+        audit = session.on_host(lambda host: host.engine.audit())
+        assert (audit["running"], audit["leases"], audit["blocks_in_use"], audit["problems"]) == (0, 0, 0, [])
