@@ -83,7 +83,12 @@ class Rig:
         async def run() -> T:
             return await work
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(timeout)
+        future = asyncio.run_coroutine_threadsafe(run(), self.loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()  # Else it goes on beside the next test.
+            raise
 
     def close(self) -> None:
         self.wait(self.engine.close())
