@@ -195,7 +195,7 @@ def test_a_candidate_that_is_repaired_whole(rig: Rig, judge: Judge) -> None:
 def test_all_of_a_candidate_but_its_last_token_comes_from_cache(rig: Rig, judge: Judge, count: int) -> None:
     """Four of 80 words, and two dozen. Tokens are counted where they are computed: reports go by the prompt's shape."""
     if count == 4:
-        inner = rig.ask(*[rig.endless(number) for number in range(count)], max_tokens=110, lease=Lease())
+        inner = rig.ask(*[rig.endless(number) for number in range(count)], max_tokens=120, lease=Lease())
         assert all(len(answer.text.split()) >= 80 for answer in inner)
     else:
         inner = generate_candidates(rig, count, max_tokens=40)
