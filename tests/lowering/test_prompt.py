@@ -24,7 +24,7 @@ def test_a_prompt_made_longer_is_the_longer_prompt(
 
 @given(span_prompts(), st.data())
 def test_a_prompt_is_another_where_anything_is(prompt: SpanPrompt, data: st.DataObject) -> None:
-    others = [SpanPrompt((*prompt.token_ids, 0), prompt.spans), SpanPrompt((0, *prompt.token_ids), ())]
+    others = [SpanPrompt((*prompt.token_ids, 0), prompt.spans), SpanPrompt((1, *prompt.token_ids), ())]
     if prompt.spans:
         at = data.draw(st.integers(0, len(prompt.spans) - 1))
         span = prompt.spans[at]
