@@ -94,6 +94,9 @@ class VllmEngine:
         if adapters:
             arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": 64}
         arguments |= options
+        if adapters and backend.is_cpu():
+            # There the tokens of no adapter are computed with what stands in the last place: none may ever stand there.
+            arguments["max_loras"] = max(arguments["max_loras"], len(adapters) + 1)
         if spans:
             tokenizer = await asyncio.to_thread(backend.load_vllm_tokenizer, arguments)
             arguments |= backend.span_arguments(headers=_headers(tokenizer), audit_steps=audit_steps)
