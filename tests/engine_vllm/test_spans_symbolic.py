@@ -45,11 +45,16 @@ def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int,
     return SpanPrompt((*ids, *range(40, 41 + question), *_ANSWER), tuple(spans))
 
 
-def judge_prompt(inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int) -> SpanPrompt:
-    """A prompt that takes the outputs of inner prompts over, each with the header of its turn."""
+def judge_prompt(
+    inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int, continues: bool = False
+) -> SpanPrompt:
+    """A prompt that takes the outputs of inner prompts over, each with the header of its turn. It begins with a system
+    text, or continues the first one."""
     ids: list[int] = [2, *_SYSTEM]
-    spans = []
+    spans: list[Span] = []
     width = len(_ANSWER)
+    if continues:
+        ids, spans = [*inner[0][0].token_ids[:-width]], [*inner[0][0].spans]
     for prompt, tokens in inner:
         start = len(ids)
         ids += [*_ANSWER, *tokens]
@@ -142,14 +147,21 @@ class Traffic(RuleBasedStateMachine):
         self.send(prompt, max_tokens, 1, leased)
 
     @precondition(lambda self: self.inner)
-    @rule(data=st.data(), repair=st.sampled_from([0, 3]), question=st.integers(0, 9), leased=st.booleans())
-    def judge(self, data: st.DataObject, repair: int, question: int, leased: bool) -> None:
+    @rule(
+        data=st.data(),
+        repair=st.sampled_from([0, 3]),
+        question=st.integers(0, 9),
+        leased=st.booleans(),
+        continues=st.booleans(),
+    )
+    def judge(self, data: st.DataObject, repair: int, question: int, leased: bool, continues: bool) -> None:
         sent = self.engine.sent
         done = [name for name in self.inner if name in sent and sent[name].finished and sent[name].salt is None]
         if not done:
             return
         chosen = data.draw(st.lists(st.sampled_from(done), min_size=1, max_size=4))
-        prompt = judge_prompt([(sent[name].prompt, sent[name].tokens) for name in chosen], repair, question)
+        inner = [(sent[name].prompt, sent[name].tokens) for name in chosen]
+        prompt = judge_prompt(inner, repair, question, continues)
         self.send(prompt, 3, 1, leased)
 
     @rule(steps=st.integers(1, 6))

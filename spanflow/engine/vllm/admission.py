@@ -117,9 +117,9 @@ def why_too_big(spans: Resolver, prompt: SpanPrompt, max_tokens: int) -> str:
     extra = head = 0
     for segment in assemble(prompt).segments:
         num_blocks, first = -(-len(segment.source) // size), segment.source_start // size
-        kept[segment.source.digest] = num_blocks - first
+        kept[segment.source.digest] = max(num_blocks - first, kept.get(segment.source.digest, 0))
         extra = max(extra, first + 1)
-        head = head or num_blocks - first
+        head = head or -(-segment.end // size)
     blocks = max(sum(kept.values()) + extra, -(-(len(prompt) + max_tokens) // size) + head)
     if blocks > spans.num_blocks:
         return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"

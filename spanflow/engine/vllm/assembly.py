@@ -37,7 +37,6 @@ class Segment:
 class Assembly:
     """A prompt as moved segments, ranges to compute in context, and the position where plain prefill goes on."""
 
-    prompt: SpanPrompt
     segments: tuple[Segment, ...]
     ranges: tuple[Range, ...]
     suffix: int
@@ -65,9 +64,16 @@ def assemble(prompt: SpanPrompt) -> Assembly:
         start, end = part
         anchor = span.anchor
         source = effective(SpanPrompt(anchor.token_ids + prompt.token_ids[span.start : end], anchor.spans))
+        # An answer that stands where it was sampled brings what stands between it and the span before it, or the head.
+        before = prompt.token_ids[: span.start], prompt.spans[:number]
+        if span.is_generated and (anchor.token_ids, anchor.spans) == before:
+            if number == 0:
+                segments = [Segment(0, head, source, 0, -1)]
+            elif not span.repair:
+                start = segments[-1].end
         segments.append(Segment(start, end, source, len(anchor) + start - span.start, number))
     ranges = tuple((a.end, b.start) for a, b in pairwise(segments) if a.end < b.start)
-    return Assembly(prompt, tuple(segments), ranges, segments[-1].end)
+    return Assembly(tuple(segments), ranges, segments[-1].end)
 
 
 def behind(assembly: Assembly, num_cached: int) -> Assembly:
@@ -80,14 +86,14 @@ def behind(assembly: Assembly, num_cached: int) -> Assembly:
         if (low := max(s.start, num_cached)) < s.end
     )
     ranges = tuple((max(a, num_cached), b) for a, b in assembly.ranges if b > num_cached)
-    return Assembly(assembly.prompt, segments, ranges, max(assembly.suffix, num_cached))
+    return Assembly(segments, ranges, max(assembly.suffix, num_cached))
 
 
 def with_head_in_context(todo: Assembly, num_cached: int) -> Assembly:
     """The same where the head, the first segment, is computed with the ranges and not moved."""
     first = todo.segments[1].start
     ranges = ((num_cached, first), *(r for r in todo.ranges if r[0] >= first))
-    return Assembly(todo.prompt, todo.segments[1:], ranges, todo.suffix)
+    return Assembly(todo.segments[1:], ranges, todo.suffix)
 
 
 def split(ranges: tuple[Range, ...], limit: int) -> tuple[Range, ...]:

@@ -42,6 +42,8 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
     model, parallel, cache = vllm_config.model_config, vllm_config.parallel_config, vllm_config.cache_config
     config = model.hf_text_config
     groups = kv_cache_config.kv_cache_groups
+    spec = groups[0].kv_cache_spec if groups else None
+    kind = type(spec).__name__
     checks: tuple[tuple[bool, str], ...] = (
         (not cache.enable_prefix_caching, "prefix caching is off, and sources live in the prefix cache"),
         (model.runner_type != "generate", f"it is a {model.runner_type} model"),
@@ -49,18 +51,9 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
         (bool(model.uses_mrope), "it uses M-RoPE (positions with several axes)"),
         (bool(getattr(model, "use_mla", False)), "it uses multi-head latent attention (MLA)"),
         (len(groups) != 1, f"it has {len(groups)} kinds of KV cache (sliding window, state space or cross attention)"),
-        (
-            bool(groups) and type(groups[0].kv_cache_spec).__name__ != FullAttentionSpec.__name__,
-            f"its KV cache is {type(groups[0].kv_cache_spec).__name__ if groups else 'missing'}, not full attention",
-        ),
-        (
-            bool(groups) and bool(getattr(groups[0].kv_cache_spec, "sliding_window", None)),
-            "some of its layers attend in a sliding window",
-        ),
-        (
-            bool(getattr(groups[0].kv_cache_spec, "attention_chunk_size", None)) if groups else False,
-            "it attends in chunks",
-        ),
+        (kind != FullAttentionSpec.__name__, f"its KV cache is {kind}, not full attention"),
+        (bool(getattr(spec, "sliding_window", None)), "some of its layers attend in a sliding window"),
+        (bool(getattr(spec, "attention_chunk_size", None)), "it attends in chunks"),
         # vLLM's name for a list that has 0 where a layer rotates nothing.
         (
             not all(getattr(config, "no_rope_layers", None) or [1]),
