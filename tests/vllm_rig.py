@@ -138,9 +138,11 @@ class Rig:
         question: str = "Which answer is the best?",
         repair: int = 0,
         system: str = "You are a judge.",
+        head: Sequence[int] | None = None,
     ) -> SpanPrompt:
-        """An outer prompt that takes the answers of `inner` over as spans, with the end of the prompt before each."""
-        ids = self.encode(f"<|im_start|>system\n{system}<|im_end|>\n")
+        """An outer prompt that takes the answers of `inner` over as spans, with the end of the prompt before each, behind
+        a system message or a given head."""
+        ids = self.encode(f"<|im_start|>system\n{system}<|im_end|>\n") if head is None else list(head)
         spans = []
         width = len(self.answer_header)
         end_of_turn = self.encode("<|im_end|>")[0]

@@ -25,6 +25,18 @@ def taken_range(span: Span) -> tuple[int, int]:
     return first, max(first, end)
 
 
+def stands_where_sampled(prompt: SpanPrompt, number: int) -> bool:
+    """Whether a span is an answer behind the very prompt that it was sampled behind, up to what it takes along.
+
+    Then its source brings the tokens before it too, from the end of the span before, or all of the head.
+    """
+    span = prompt.spans[number]
+    if not span.is_generated or len(span.anchor) != span.start:
+        return False
+    before = effective(span.anchor)
+    return before.token_ids == prompt.token_ids[: span.start] and before.spans == prompt.spans[:number]
+
+
 def in_context(prompt: SpanPrompt, *, last: bool = True) -> Flags:
     """One flag per token: True where its KV is computed in full context.
 

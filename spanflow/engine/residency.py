@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass, field, replace
 
 from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
-from spanflow.engine.context import computed_whole, count_span, effective, in_context, taken_range
+from spanflow.engine.context import computed_whole, count_span, effective, in_context, stands_where_sampled, taken_range
 from spanflow.engine.leases import Held, LeaseBook, tenant
 from spanflow.engine.protocol import EngineRequest, SpanReport, SpanStatus
-from spanflow.lowering.prompt import Span, SpanPrompt
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
 
 @dataclass(slots=True)
@@ -31,10 +31,18 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """The sequence that a span is taken from: `prompt` all of whose tokens have KV, wanted from block `first` on."""
+    """The sequence that a span, or the head, is taken from: `prompt` all of whose tokens have KV.
 
+    Positions `[start, end)` of the reader come from it, and are in its blocks `[first, last)`.
+    """
+
+    span: Span
     prompt: SpanPrompt
+    start: int
+    end: int
     first: int
+    last: int
+    is_head: bool = False
 
 
 @dataclass(slots=True)
@@ -193,17 +201,18 @@ class Residency:
         pinned: list[int] = []
         try:
             missing = []
-            for span in _taken_from(prompt):
-                if taken_range(span)[1] > len(hits) * size:
-                    found = self._find_source(owner, prompt, span, done)
+            sources = self._sources(prompt)
+            for source in sources:
+                if source.end > len(hits) * size:
+                    found = self._find_source(owner, prompt, source, done)
                     pinned += found or []
-                    missing += [] if found else [span]
-            lacks_only_its_head = len(missing) == 1 and missing[0] not in prompt.spans
-            for span in [] if lacks_only_its_head else missing:  # behind the others, which are safe by now
-                found = self._find_source(owner, prompt, span, done)
+                    missing += [] if found else [source]
+            lacks_only_its_head = len(missing) == 1 and missing[0].is_head
+            for source in [] if lacks_only_its_head else missing:  # behind the others, which are safe by now
+                found = self._find_source(owner, prompt, source, done)
                 pinned += found or []
                 if not found:
-                    yield self._making_source(owner, prompt, span, done, pinned)
+                    yield self._making_source(owner, source, done, pinned)
             total = -(-(len(prompt) + room) // size)
             done.blocks = hits + self.pool.take(total - len(hits))
         except PoolFull:
@@ -212,21 +221,20 @@ class Residency:
         finally:
             self.pool.free(pinned)
         flags = in_context(prompt, last=keep_from is None)
-        if prompt.spans and not lacks_only_its_head:
-            flags[: prompt.spans[0].start] = False  # the head is a source like a span
+        for source in sources[lacks_only_its_head:]:
+            flags[source.start : min(source.end, len(prompt) - (keep_from is None))] = False
         done.computed = int(flags[len(hits) * size :].sum())
         self._register(owner, prompt, done.blocks, keep_from)
 
-    def _find_source(self, owner: Hashable, prompt: SpanPrompt, span: Span, done: _Pass) -> list[int] | None:
+    def _find_source(self, owner: Hashable, prompt: SpanPrompt, source: _Source, done: _Pass) -> list[int] | None:
         """The blocks that a span is moved from, pinned, or None where some are missing."""
-        source = self._source(prompt, span)
-        held = self.leases.find(owner, prompt, span)
+        held = self.leases.find(owner, prompt, source.span)
         if held is not None:
-            done.leases.append(held)
-            blocks = held.payload[source.first : -(-len(source.prompt) // self.block_size)]
+            done.leases += [] if source.is_head else [held]
+            blocks = held.payload[source.first : source.last]
         else:
-            keys = block_keys(owner, source.prompt, self.block_size, tail=True)[source.first :]
-            if self.pool.find(keys[-1]) is None and span not in prompt.spans:
+            keys = block_keys(owner, source.prompt, self.block_size, tail=True)[source.first : source.last]
+            if self.pool.find(keys[-1]) is None and source.is_head:
                 keys[-1] = self._heads.get((owner, source.prompt.digest), keys[-1])
             blocks = [block for key in keys if (block := self.pool.find(key)) is not None]
             if len(blocks) < len(keys):
@@ -238,9 +246,8 @@ class Residency:
             self.pool.keep(block)
         return blocks
 
-    def _making_source(self, owner: Hashable, prompt: SpanPrompt, span: Span, done: _Pass, pinned: list[int]) -> _Steps:
+    def _making_source(self, owner: Hashable, source: _Source, done: _Pass, pinned: list[int]) -> _Steps:
         """Compute a missing source behind its anchor, and add its blocks to what is pinned."""
-        source = self._source(prompt, span)
         known = (owner, source.prompt.digest) in self._known
         made = _Pass()
         try:
@@ -254,13 +261,30 @@ class Residency:
         self._known.add((owner, source.prompt.digest))
         pinned += blocks
 
-    def _source(self, prompt: SpanPrompt, span: Span) -> _Source:
-        tokens = prompt.token_ids[span.start : taken_range(span)[1]]
-        return _Source(effective(span.anchor).followed_by(tokens), len(span.anchor) // self.block_size)
+    def _sources(self, prompt: SpanPrompt) -> list[_Source]:
+        """What the spans are taken from, and the head before them: its KV too must be there before a span behind it is.
+
+        An answer that stands where it was sampled brings the head, or what stands between it and the span before.
+        """
+        found: list[_Source] = []
+        size, spans = self.block_size, effective(prompt).spans
+        for number, span in enumerate(spans):
+            start, end = taken_range(span)
+            source, first = _source_of(prompt, span), len(span.anchor) // size
+            stands = stands_where_sampled(prompt, number)
+            if number == 0 and span.start:
+                head = Span(0, span.start, NO_ANCHOR)
+                whose = (span, source) if stands else (head, _source_of(prompt, head))
+                found.append(_Source(*whose, 0, span.start, 0, -(-span.start // size), is_head=True))
+            elif stands and not span.repair:
+                start = found[-1].end
+                first = start // size
+            found.append(_Source(span, source, start, end, first, -(-len(source) // size)))
+        return found
 
     def _too_long(self, prompt: SpanPrompt) -> str:
         """Why the source of a span cannot be made, or ''."""
-        num_tokens = max((len(self._source(prompt, span).prompt) for span in _taken_from(prompt)), default=0)
+        num_tokens = max((len(source.prompt) for source in self._sources(prompt)), default=0)
         if num_tokens < self.max_model_len:
             return ""
         return f"a span behind its anchor has {num_tokens} tokens, too many for the window of {self.max_model_len}"
@@ -270,7 +294,7 @@ class Residency:
         assembled_from = prompt.spans[0].start if prompt.spans else len(prompt)
         keys = block_keys(owner, prompt, size, tail=keep_from is not None)
         if keep_from is None and prompt.spans and assembled_from % size and assembled_from // size < len(keys):
-            head = SpanPrompt(prompt.token_ids[:assembled_from])
+            head = self._sources(prompt)[0].prompt
             self._heads[owner, head.digest] = keys[assembled_from // size]
         for index, key in enumerate(keys):
             is_copy = (index + 1) * size > assembled_from and (keep_from is None or index < keep_from)
@@ -282,16 +306,13 @@ class Residency:
         if (whole := computed_whole(span)) is not None:
             return whole
         moved, repaired, computed = count_span(prompt, span)
-        status = done.status.get(self._source(prompt, span).prompt.digest, "hit")
+        status = done.status.get(_source_of(prompt, span).digest, "hit")
         return SpanReport(span.start, span.end, status, moved, repaired, computed)
 
 
-def _taken_from(prompt: SpanPrompt) -> tuple[Span, ...]:
-    """The spans that need a source, the head among them: its KV too must be there before a span behind it is."""
-    spans = effective(prompt).spans
-    if not spans or not prompt.spans[0].start:
-        return spans
-    return (Span(0, prompt.spans[0].start, SpanPrompt(())), *spans)
+def _source_of(prompt: SpanPrompt, span: Span) -> SpanPrompt:
+    """All tokens with KV of what a span is taken from."""
+    return effective(span.anchor).followed_by(prompt.token_ids[span.start : taken_range(span)[1]])
 
 
 def _without(prompt: SpanPrompt, refused: dict[Span, str]) -> SpanPrompt:

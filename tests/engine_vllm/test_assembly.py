@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -77,6 +79,23 @@ def test_parts_of_a_span() -> None:
 def test_ranges_are_cut_to_the_threshold() -> None:
     assert split(((0, 10), (20, 24)), 4) == ((0, 4), (4, 8), (8, 10), (20, 24))
     assert split(((0, 10),), 0) == ((0, 10),)
+
+
+@pytest.mark.parametrize("repair", [0, 3])
+def test_an_answer_that_stands_where_it_was_sampled_brings_what_is_before_it(repair: int) -> None:
+    """The head, in place of a source of its own, and what stands between it and another span, unless a repair does.
+    A text does not, nor an answer behind other spans."""
+    ids = tuple(range(100, 150))
+    head, text = SpanPrompt(ids[:5]), Span(20, 30, NO_ANCHOR)
+    answer = Span(5, 15, head, repair, 3)
+    moved = assemble(SpanPrompt(ids, (answer, text))).segments
+    assert [(s.start, s.end, len(s.source)) for s in moved] == [(0, 5, 14), (5 + repair, 14, 14), (20, 30, 10)]
+    later = Span(40, 48, SpanPrompt(ids[:40], (answer, text)), repair, 3)
+    moved = assemble(SpanPrompt(ids, (answer, text, later))).segments
+    assert (moved[-1].start, moved[-1].delta, len(moved[-1].source)) == (43 if repair else 30, 0, 47)
+    for other in (SpanPrompt(ids[:40]), SpanPrompt(ids[1:40], (text,))):
+        assert assemble(SpanPrompt(ids, (text, replace(later, anchor=other)))).segments[-1].start == 40 + repair
+    assert len(assemble(SpanPrompt(ids, (Span(5, 15, head, repair),))).segments[0].source) == 5
 
 
 @pytest.mark.parametrize("repair", [0, 3])

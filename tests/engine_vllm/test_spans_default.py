@@ -345,18 +345,22 @@ def test_a_payload_from_outside_that_does_not_fit(rig: Rig, payload: Any, messag
     assert message in report[2]["error"]
 
 
+@pytest.mark.parametrize("continues", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 6, 24])
-def test_temperature_0_never_computes_more_than_stock(rig: Rig, count: int) -> None:
-    inner = rig.ask(*[rig.chat("Name three rivers.")] * count, max_tokens=16, lease=Lease())
-    system = f"You judge {count} answers."
-    outer = rig.judge(inner, system=system)
-    stock_outer = SpanPrompt(outer.token_ids)
-    start = rig.computed()
-    rig.one(outer)
-    ours = rig.computed() - start
-    rig.reset()
-    rig.ask(*[rig.chat("Name three rivers.")] * count, max_tokens=16)
-    start = rig.computed()
-    rig.one(stock_outer)
-    stock = rig.computed() - start
+def test_temperature_0_never_computes_more_than_stock(rig: Rig, judge: Judge, count: int, continues: bool) -> None:
+    """All of it is counted, the inner generations too. Where the outer prompt continues an inner one, stock vLLM finds
+    full blocks of that, and of its answer."""
+    questions = [rig.chat(f"{TEXTS[number % len(TEXTS)]}Name {number + 2} rivers.") for number in range(count)]
+    counts = []
+    for has_spans in (True, False):
+        rig.reset()
+        before = rig.computed()
+        inner = rig.ask(*questions, max_tokens=16, lease=Lease() if has_spans else None)
+        head = questions[0].token_ids[: -len(rig.answer_header)] if continues else None
+        outer = rig.judge(inner, system=f"You judge {count} answers.", head=head)
+        answer = rig.one(outer if has_spans else SpanPrompt(outer.token_ids))
+        counts.append(rig.computed() - before)
+        assert answer.statuses == ["hit"] * count * has_spans
+        judge.check(answer)
+    ours, stock = counts
     assert ours <= stock

@@ -1,8 +1,7 @@
-"""Other block sizes, adapters, models that cannot serve spans, and stock for comparison."""
+"""Other block sizes, models that cannot serve spans, and stock for comparison."""
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -47,50 +46,6 @@ def test_a_larger_prompt_and_what_was_taken_over_on_blocks_of_128(rig: Rig, judg
     judge.check(leased)
     rig.reset()
     assert probability_difference(leased, rig.one(outer)) < 1e-5
-
-
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> dict[str, str]:
-    """Two LoRA adapters of rank 8 with random weights, in the format of the peft library."""
-    import torch
-    from safetensors.torch import save_file
-
-    config = json.loads((model_dir / "config.json").read_text())
-    size, width = config["hidden_size"], config["num_attention_heads"] * config["head_dim"]
-    paths = {}
-    for number, name in enumerate(("red", "blue")):
-        path = tmp_path_factory.mktemp(name)
-        random = torch.Generator().manual_seed(number)
-        weights = {}
-        for layer in range(config["num_hidden_layers"]):
-            stem = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-            weights[f"{stem}.lora_A.weight"] = torch.randn(8, size, generator=random) * 0.05
-            weights[f"{stem}.lora_B.weight"] = torch.randn(width, 8, generator=random) * 0.05
-        save_file(weights, path / "adapter_model.safetensors")
-        about = {"peft_type": "LORA", "r": 8, "lora_alpha": 16, "target_modules": ["q_proj"], "bias": "none"}
-        (path / "adapter_config.json").write_text(json.dumps(about))
-        paths[name] = str(path)
-    return paths
-
-
-def test_adapters_share_nothing(start_rig: Any, adapters: dict[str, str]) -> None:
-    rig: Rig = start_rig(in_process=True, max_model_len=1024, kv_cache_gib=0.3, adapters=adapters)
-    prompt = rig.prompt([rig.document(1), rig.document(2)], repair=4)
-    base = rig.one(prompt)
-    red = rig.one(prompt, adapter="red")
-    assert "hit" not in red.statuses
-    warm = rig.one(prompt, adapter="red")
-    assert warm.statuses == ["hit", "hit"]
-    assert difference(red, warm) < 1e-5
-    blue = rig.one(prompt, adapter="blue")
-    assert "hit" not in blue.statuses
-    assert len({round(a.logprobs[0][max(a.logprobs[0], key=a.logprobs[0].get)], 6) for a in (base, red, blue)}) == 3
-    for name in adapters:
-        repaired = rig.one(rig.prompt([rig.document(1), rig.document(2)], repair=9999), adapter=name)
-        assert difference(repaired, rig.one(SpanPrompt(prompt.token_ids), adapter=name)) < 1e-5
-    again = rig.one(prompt)
-    assert again.statuses == ["hit", "hit"]
-    assert difference(base, again) < 1e-5
 
 
 @pytest.fixture(scope="module")

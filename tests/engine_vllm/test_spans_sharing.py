@@ -138,6 +138,45 @@ def test_a_text_and_an_answer_of_the_same_tokens_share_nothing_behind_their_last
         engine.check()
 
 
+def judged(inner: list[SpanPrompt], answers: list[list[int]], has_spans: bool) -> SpanPrompt:
+    """A prompt that continues the first inner one with its answer, and takes the others over behind it."""
+    width = len(ANSWER)
+    ids, spans = [*inner[0].token_ids[:-width]], [*inner[0].spans]
+    for one, tokens in zip(inner, answers, strict=True):
+        first = len(ids)
+        ids += [*ANSWER, *tokens]
+        spans.append(Span(first, len(ids), SpanPrompt(one.token_ids[:-width], one.spans), 0, width))
+        ids.append(12)
+    return SpanPrompt((*ids, 60, *ANSWER), tuple(spans) if has_spans else ())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("has_documents", [False, True])
+def test_a_continued_prompt_never_computes_more_than_stock(model_dir: Path, has_documents: bool, count: int) -> None:
+    """Wherever blocks end: stock vLLM finds all full blocks of the inner prompt and its answer."""
+    for length in range(20, 20 + BLOCK):
+        numbers = []
+        for has_spans in (True, False):
+            engine = start(model_dir, 80)
+            inner = [plain(n, length) for n in range(count)]
+            if has_documents:
+                inner = [prompt(document(n, 20), document(n + 3, 20), question=length) for n in range(count)]
+            if not has_spans:
+                inner = [SpanPrompt(one.token_ids) for one in inner]
+            names = [engine.send(one, 13, lease=Lease() if has_spans else None) for one in inner]
+            engine.finish()
+            before = computed(engine)
+            outer = engine.send(judged(inner, [engine.sent[name].tokens for name in names], has_spans))
+            engine.finish()
+            engine.check()
+            assert engine.statuses(outer).count("hit") == (len(inner[0].spans) + count) * has_spans
+            numbers.append(computed(engine) - before)
+        ours, stock = numbers
+        # Of each answer the last token, and what is behind it: the end of the turn, or that and the question.
+        assert ours == 2 * count + 1 + len(ANSWER)
+        assert ours <= stock
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_lease_has_all_but_the_last_token_of_an_answer(model_dir: Path, lag: int) -> None:
     """The last sampled token never had KV that anybody could rely on. Here it is the one that fills a block; and an
@@ -214,6 +253,19 @@ def test_a_lease_ends_with_its_consumer_and_by_time(model_dir: Path) -> None:
     engine.send(plain(2, 20))
     engine.finish()
     assert not leases
+
+
+def test_a_prompt_that_continues_a_lease_consumes_it_once(model_dir: Path) -> None:
+    """Its head comes from there too."""
+    engine = start(model_dir, 60)
+    inner = plain(1, 20)
+    first = engine.send(inner, 9, lease=Lease(consumers=2))
+    engine.finish()
+    for num_left in (1, 0):
+        outer = engine.send(judged([inner], [engine.sent[first].tokens], has_spans=True))
+        engine.finish()
+        assert engine.statuses(outer) == ["hit"]
+        assert len(engine.scheduler.spans.residency.leases) == num_left
 
 
 def test_an_answer_that_never_began_is_no_lease(model_dir: Path) -> None:

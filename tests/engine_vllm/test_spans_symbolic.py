@@ -48,14 +48,17 @@ def documents_prompt(chosen: list[int], repair: int, anchor: str, question: int,
 
 
 def judge_prompt(
-    inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int, is_adjacent: bool
+    inner: list[tuple[SpanPrompt, list[int]]], repair: int, question: int, is_adjacent: bool, continues: bool
 ) -> SpanPrompt:
-    """A prompt that takes the outputs of inner prompts over, each with the header of its turn.
+    """A prompt that takes the outputs of inner prompts over, each with the header of its turn. It begins with a system
+    text, or continues the first one.
 
-    `is_adjacent`: with the end of the turn before as well, which stands there in the inner prompt too.
+    `is_adjacent`: with what stands before it too, from the span before on; in the inner prompt it stands there as well.
     """
     ids: list[int] = [2, *_SYSTEM]
     spans: list[Span] = []
+    if continues:
+        ids, spans = [*inner[0][0].token_ids[: -len(_ANSWER)]], [*inner[0][0].spans]
     for prompt, tokens in inner:
         start = spans[-1].end if is_adjacent and spans else len(ids)
         ids += _ANSWER
@@ -169,16 +172,19 @@ class Traffic(RuleBasedStateMachine):
         repair=st.sampled_from([0, 3]),
         question=st.integers(0, 9),
         is_adjacent=st.booleans(),
+        continues=st.booleans(),
         leased=st.booleans(),
     )
-    def judge(self, data: st.DataObject, repair: int, question: int, is_adjacent: bool, leased: bool) -> None:
+    def judge(
+        self, data: st.DataObject, repair: int, question: int, is_adjacent: bool, continues: bool, leased: bool
+    ) -> None:
         sent = self.engine.sent
         done = [name for name in self.inner if name in sent and sent[name].finished and sent[name].salt is None]
         if not done:
             return
         chosen = data.draw(st.lists(st.sampled_from(done), min_size=1, max_size=4))
         inner = [(sent[name].prompt, sent[name].tokens) for name in chosen]
-        prompt = judge_prompt(inner, repair, question, is_adjacent)
+        prompt = judge_prompt(inner, repair, question, is_adjacent, continues)
         self.send(prompt, 3, 1, leased)
 
     @rule(steps=st.integers(1, 6))

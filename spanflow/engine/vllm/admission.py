@@ -129,14 +129,14 @@ def why_exact(spans: Resolver, state: SpanRequest, max_tokens: int) -> str:
             if segment.source.spans and size > longest.get(anchor, 0):
                 longest[anchor] = size
                 todo.append((segment.source, 1))
-        if why := why_too_big(spans, assembly, max_tokens):
+        if why := why_too_big(spans, assembly, len(prompt) + max_tokens):
             return why
     return ""
 
 
-def why_too_big(spans: Resolver, assembly: Assembly, max_tokens: int) -> str:
-    """Why sources and prompt can't be in the pool one after the other, or ''. Depends on sizes alone: the same each
-    time.
+def why_too_big(spans: Resolver, assembly: Assembly, num_tokens: int) -> str:
+    """Why sources and prompt, with `num_tokens` in all, can't be in the pool one after the other, or ''. Depends on
+    sizes alone: the same each time.
 
     Sources are materialised one by one, the others staying where they are; the prompt takes their blocks over where
     there are no more, but for the head's, which it shares with other requests.
@@ -146,10 +146,10 @@ def why_too_big(spans: Resolver, assembly: Assembly, max_tokens: int) -> str:
     extra = head = 0
     for segment in assembly.segments:
         num_blocks, first = -(-len(segment.source) // size), segment.source_start // size
-        kept[segment.source.digest] = num_blocks - first
+        kept[segment.source.digest] = max(num_blocks - first, kept.get(segment.source.digest, 0))
         extra = max(extra, first + 1)
-        head = head or num_blocks - first
-    blocks = max(sum(kept.values()) + extra, -(-(len(assembly.prompt) + max_tokens) // size) + head)
+        head = head or -(-segment.end // size)
+    blocks = max(sum(kept.values()) + extra, -(-num_tokens // size) + head)
     if blocks > spans.num_blocks:
         return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"
     return ""

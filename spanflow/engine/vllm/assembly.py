@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from spanflow.engine.context import effective, taken_range
+from spanflow.engine.context import effective, stands_where_sampled, taken_range
 from spanflow.lowering.prompt import SpanPrompt
 
 Range = tuple[int, int]
@@ -40,7 +40,6 @@ class Segment:
 class Assembly:
     """A prompt as moved segments, ranges to compute in context, and the position where plain prefill goes on."""
 
-    prompt: SpanPrompt
     segments: tuple[Segment, ...]
     ranges: tuple[Range, ...]
     suffix: int
@@ -59,9 +58,14 @@ def assemble(prompt: SpanPrompt, make: MakeSource) -> Assembly:
     for number, span in enumerate(prompt.spans):
         start, end = taken_range(span)
         source = make(span.anchor, prompt.token_ids[span.start : end])
+        if stands_where_sampled(prompt, number):  # It brings what is before it: the head, or what is behind a span.
+            if number == 0:
+                segments = [Segment(0, head, source, 0, -1)]
+            elif not span.repair:
+                start = segments[-1].end
         segments.append(Segment(start, end, source, len(span.anchor) + start - span.start, number))
     ranges = tuple((a.end, b.start) for a, b in pairwise(segments) if a.end < b.start)
-    return Assembly(prompt, tuple(segments), ranges, segments[-1].end)
+    return Assembly(tuple(segments), ranges, segments[-1].end)
 
 
 def behind(assembly: Assembly, num_cached: int) -> Assembly:
@@ -74,14 +78,14 @@ def behind(assembly: Assembly, num_cached: int) -> Assembly:
         if (low := max(s.start, num_cached)) < s.end
     )
     ranges = tuple((max(a, num_cached), b) for a, b in assembly.ranges if b > num_cached)
-    return Assembly(assembly.prompt, segments, ranges, max(assembly.suffix, num_cached))
+    return Assembly(segments, ranges, max(assembly.suffix, num_cached))
 
 
 def with_head_in_context(todo: Assembly, num_cached: int) -> Assembly:
     """The same where the head, the first segment, is computed with the ranges and not moved."""
     first = todo.segments[1].start
     ranges = ((num_cached, first), *(r for r in todo.ranges if r[0] >= first))
-    return Assembly(todo.prompt, todo.segments[1:], ranges, todo.suffix)
+    return Assembly(todo.segments[1:], ranges, todo.suffix)
 
 
 def split(ranges: tuple[Range, ...], limit: int) -> tuple[Range, ...]:

@@ -343,7 +343,7 @@ class Resolver:
 
     def _consume_leases(self, state: SpanRequest) -> None:
         """A finished request is done with the generations that it took over, whether moved or found assembled."""
-        for source in state.sources:
+        for source in state.sources[1:]:
             tail = self.residency.tail(source.keys.tail_key, source.keys.tail)
             if tail is not None:
                 self.residency.consume(tail)
