@@ -16,7 +16,7 @@ from spanflow.ir.nodes import Generate
 from spanflow.lowering.lower import Generated, lower
 from spanflow.lowering.prompt import SpanPrompt
 from spanflow.lowering.template import ChatTemplate
-from spanflow.runner.options import DEFAULT_ANCHOR, DEFAULT_RUNG
+from spanflow.runner.options import DEFAULT_ANCHOR
 
 #: Of an outer prompt's first token so many likelihoods are compared.
 TOP_TOKENS = 20
@@ -111,7 +111,7 @@ def outer_prompt(
         )
     )
     generated = {"$.query.operands[1].operands[0]": tuple(candidates)}
-    return lower(query.query, template, generated=generated, rung=DEFAULT_RUNG, anchor=DEFAULT_ANCHOR).prompt
+    return lower(query.query, template, generated=generated, rung=None, anchor=DEFAULT_ANCHOR).prompt
 
 
 async def run_round(
@@ -180,7 +180,7 @@ async def _generate(
 
     Without a lease and a temperature one answer stands for all: they are the same, and nothing of them is kept.
     """
-    prompt = lower(inner.query, pair.template, generated={}, rung=DEFAULT_RUNG, anchor=DEFAULT_ANCHOR).prompt
+    prompt = lower(inner.query, pair.template, generated={}, rung=None, anchor=DEFAULT_ANCHOR).prompt
     sampled = inner.sampling
     num_asked = inner.n if lease or sampled.temperature else 1
     begun = time.perf_counter()

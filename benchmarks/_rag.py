@@ -13,11 +13,11 @@ from benchmarks._documents import Asked, Document
 from benchmarks._engines import Answer, Pair, check_found, plain
 from benchmarks._measure import rotated_orders
 from spanflow.api.combinators import commute, fragment, generate, seq, system, user
-from spanflow.ir.fidelity import EXACT, MOVED, Anchor, Rung, repair
+from spanflow.ir.fidelity import DEFAULT_RUNG, EXACT, MOVED, Anchor, Rung, repair
 from spanflow.lowering.lower import lower
 from spanflow.lowering.prompt import SpanPrompt
 from spanflow.lowering.template import ChatTemplate
-from spanflow.runner.options import DEFAULT_ANCHOR, DEFAULT_RUNG
+from spanflow.runner.options import DEFAULT_ANCHOR
 
 #: Of the likeliest next tokens so many are looked at; an answer's token that is not among them counts as the last.
 TOP_TOKENS = 200

@@ -35,13 +35,14 @@ class Session:
     """A model on an engine: runs queries, streams them, explains them.
 
     `engine` is 'vllm' (embedded), 'oracle' or 'simulator'; further options are the engine's own. `rung` and `anchor`
-    hold for each commute that names none (None: repair(32), behind the message's header), `max_tokens` and `seed` for
-    each generate that names none. `require_spans` refuses an engine that cannot serve spans, and fails a run in whose
-    report spans are unsupported; without it both run with full attention. At most `max_concurrency` generations are in
-    flight. `on_error`, `timeout` and further options of a run are described at `RunOptions`; each method takes them for
-    one run. `progress` goes to stderr, or to a function; None means where that is a terminal. `order_hint` chooses the
-    order of operands of exact commutes, which otherwise stand in one order whatever the cache holds:
-    `spanflow.optimizer.order.RecentOrders()` goes on where earlier prompts began.
+    hold for each commute that names none (None: repair(32) for texts, behind the message's header, and moved for
+    generated answers), `max_tokens` and `seed` for each generate that names none. `require_spans` refuses an engine
+    that cannot serve spans, and fails a run in whose report spans are unsupported; without it both run with full
+    attention. At most `max_concurrency` generations are in flight. `on_error`, `timeout` and further options of a run
+    are described at `RunOptions`; each method takes them for one run. `progress` goes to stderr, or to a function; None
+    means where that is a terminal. `order_hint` chooses the order of operands of exact commutes, which otherwise stand
+    in one order whatever the cache holds: `spanflow.optimizer.order.RecentOrders()` goes on where earlier prompts
+    began.
 
     The engine starts when the session is entered or first used, on a thread of the session's own: methods may be
     called from any thread, the asynchronous ones from any event loop. Raises QueryError for options.

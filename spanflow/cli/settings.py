@@ -19,7 +19,12 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Model = Annotated[str, typer.Option(help="A model's name, directory or hub name.")]
 EngineName = Annotated[str, typer.Option("--engine", help="vllm, oracle or simulator.")]
-RungName = Annotated[str | None, typer.Option("--rung", help="exact, repair(N) or moved; repair(32) if none is named.")]
+RungName = Annotated[
+    str | None,
+    typer.Option(
+        "--rung", help="exact, repair(N) or moved; if none is named, repair(32) for texts, moved for answers."
+    ),
+]
 Options = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", help="An option of the engine, as in -o kv_cache_gib=2.", metavar="NAME=VALUE"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from spanflow.api.combinators import commute, generate, seq, system, user
 from spanflow.demo.corpus import Bm25Retriever, Question, is_correct, load_questions
-from spanflow.ir.fidelity import Rung
+from spanflow.ir.fidelity import DEFAULT_RUNG, Rung
 from spanflow.ir.nodes import DEFAULT_SEPARATOR, Fragment, Generate
 from spanflow.ir.ranges import check_count
 from spanflow.result import Result, SpanResult
@@ -183,7 +183,7 @@ def run_rag(
     info = session.info
     return RagReport(
         tuple(rows),
-        str(session.options.rung if rung is None else rung),
+        str(rung or session.options.rung or DEFAULT_RUNG),
         num_documents,
         seed,
         info.name,

@@ -49,6 +49,11 @@ def repair(num_tokens: int) -> Rung:
     return Rung("repair", num_tokens)
 
 
+#: What texts get where neither their commute nor the session or run names a rung. Answers are moved then: each stands
+#: behind the whole prompt that produced it, and needs repair only where the author says so.
+DEFAULT_RUNG = repair(32)
+
+
 def as_rung(value: Rung | str, where: str = "rung") -> Rung:
     """A `Rung` from itself or from `'exact'`, `'moved'`, `'repair(32)'`. Raises QueryError."""
     match value:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, assert_never
 
 from spanflow.errors import QueryError
-from spanflow.ir.fidelity import MOVED, Anchor, Rung
+from spanflow.ir.fidelity import DEFAULT_RUNG, EXACT, MOVED, Anchor, Rung
 from spanflow.ir.nodes import Chat, Commute, Fragment, Generate, Message, Node, Query, Retrieve, Role, Seq, Text
 from spanflow.ir.walk import child_path
 from spanflow.lowering.prompt import SpanPrompt
@@ -76,14 +76,14 @@ def converse(
     query: Node,
     *,
     generated: Mapping[str, tuple[Generated, ...]],
-    rung: Rung,
+    rung: Rung | None,
     anchor: Anchor,
     path: str,
     end_ids: frozenset[int] = frozenset(),
 ) -> Conversation:
     """Flatten the operand of a generate, which stands at `path`.
 
-    `generated` has the values of inner generations by their paths; `rung` and `anchor` are the defaults; `end_ids`
+    `generated` has the values of inner generations by their paths; `rung` and `anchor` are the session's; `end_ids`
     end an answer, and are left away where it stands inside a message. The walk does not recurse. Raises QueryError,
     naming the path, for what cannot stand where it does.
     """
@@ -131,7 +131,7 @@ _PLAIN = _Scope()
 @dataclass(slots=True)
 class _Walk:
     generated: Mapping[str, tuple[Generated, ...]]
-    rung: Rung
+    rung: Rung | None
     anchor: Anchor
     end_ids: frozenset[int]
     part_joins: frozenset[int]
@@ -226,7 +226,7 @@ class _Walk:
         rung, anchor = commute.rung or outer.rung, commute.anchor or outer.anchor
         group = outer.group
         is_plain = scope.operand is not None  # inside a span everything is that span's text
-        if not is_plain and group is None and (rung or self.rung).name != "exact":
+        if not is_plain and group is None and (rung or self.rung) != EXACT:
             group, self.num_groups = self.num_groups, self.num_groups + 1
         inner = _Outer(rung, anchor, group)
         visits: list[_Visit] = []
@@ -244,10 +244,8 @@ class _Walk:
         return visits
 
     def _add_operand(self, path: str, group: int, rung: Rung | None, anchor: Anchor | None) -> int:
-        # An answer's anchor is the whole prompt that produced it: it needs repair only where the author says so.
-        # A session that is exact throughout stays so.
-        answer_rung = rung or (self.rung if self.rung.name == "exact" else MOVED)
-        self.operands.append(Operand(path, group, rung or self.rung, answer_rung, anchor or self.anchor))
+        named = rung or self.rung
+        self.operands.append(Operand(path, group, named or DEFAULT_RUNG, named or MOVED, anchor or self.anchor))
         return len(self.operands) - 1
 
     def _values(self, node: Generate | Chat, path: str) -> list[_Answer]:

@@ -52,16 +52,16 @@ def lower(
     template: ChatTemplate,
     *,
     generated: Mapping[str, tuple[Generated, ...]],
-    rung: Rung,
+    rung: Rung | None,
     anchor: Anchor,
     path: str = "$.query",
 ) -> Lowered:
     """Turn the operand of one generate, which stands at `path`, into token ids and spans over them.
 
     `query` has no retrieve left in it. `generated` has the candidates of each inner generate or chat by its path.
-    `rung` and `anchor` hold for text where a commute does not say otherwise; generated answers are taken over behind
-    the prompt that produced them, and nothing of them is repaired unless their commute says so (where `rung` is exact,
-    they are exact too). Raises QueryError, naming the path, for a query that cannot be a prompt of this template.
+    `rung` and `anchor` hold where a commute does not say otherwise; a `rung` of None is repair(32) for text, and moved
+    for generated answers, which are taken over behind the prompt that produced them. Raises QueryError, naming the
+    path, for a query that cannot be a prompt of this template.
     """
     conversation = converse(query, generated=generated, rung=rung, anchor=anchor, path=path, end_ids=template.end_ids)
     rendering = take_apart(template, conversation.turns, path)

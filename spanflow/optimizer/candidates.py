@@ -11,12 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spanflow.ir.fidelity import EXACT, MOVED, Rung, repair
+from spanflow.ir.fidelity import EXACT, MOVED, Rung
 from spanflow.ir.nodes import Chat, Commute, Generate, Node
 from spanflow.ir.walk import ROOT, child_path, children
-
-#: What a session takes where nobody says otherwise.
-DEFAULT_RUNG = repair(32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +34,10 @@ class Candidate:
     reason: str
 
 
-def candidates(outer: Generate | Chat, path: str = ROOT, *, rung: Rung = DEFAULT_RUNG) -> tuple[Candidate, ...]:
+def candidates(outer: Generate | Chat, path: str = ROOT, *, rung: Rung | None = None) -> tuple[Candidate, ...]:
     """The generations whose outputs the prompt of `outer` reads, in reading order; not those within these.
 
-    `rung` is the session's, for commutes that name none.
+    `rung` is the session's, for commutes that name none; None where it names none either.
 
     >>> from spanflow import commute, generate, seq, user
     >>> from spanflow.optimizer.candidates import candidates
@@ -63,7 +60,7 @@ def candidates(outer: Generate | Chat, path: str = ROOT, *, rung: Rung = DEFAULT
     return tuple(found)
 
 
-def all_candidates(root: Node, *, rung: Rung = DEFAULT_RUNG) -> Iterator[Candidate]:
+def all_candidates(root: Node, *, rung: Rung | None = None) -> Iterator[Candidate]:
     """The candidates of every generation of a tree, outer ones first."""
     stack = [(root, ROOT)]
     while stack:
@@ -96,25 +93,26 @@ class _Scope(NamedTuple):
 _NOWHERE = _Scope()
 
 
-def _operand_scopes(commute: Commute, path: str, scope: _Scope, session: Rung) -> list[_Scope]:
+def _operand_scopes(commute: Commute, path: str, scope: _Scope, session: Rung | None) -> list[_Scope]:
     """The scopes of the operands of a commute. A commute directly in a commute is no operand: its operands are."""
     above = scope.commute
     rung = commute.rung or (above.rung if above else None)
     in_span = scope.span_path is not None
-    makes_spans = not in_span and ((above is not None and above.makes_spans) or (rung or session).name != "exact")
+    makes_spans = not in_span and ((above is not None and above.makes_spans) or (rung or session) != EXACT)
     first = above.path if above and above.makes_spans == makes_spans else path
     if in_span:
         operand = _Scope(scope.span_path, scope.span_rung)
     elif makes_spans:
-        # An answer is moved unless its commute, or a session that is exact throughout, says otherwise.
-        operand = _Scope(first, rung or (EXACT if session.name == "exact" else MOVED))
+        operand = _Scope(first, rung or session or MOVED)
     else:
         operand = _Scope(exact_path=scope.exact_path or path)
     inner = scope._replace(commute=_Above(rung, makes_spans, first))
     return [inner if isinstance(child, Commute) else operand for child in commute.operands]
 
 
-def _candidate(node: Generate | Chat, path: str, scope: _Scope, outer: Generate | Chat, session: Rung) -> Candidate:
+def _candidate(
+    node: Generate | Chat, path: str, scope: _Scope, outer: Generate | Chat, session: Rung | None
+) -> Candidate:
     num_samples = node.n if isinstance(node, Generate) else 1
     model, outer_model = _model(node), _model(outer)
     rung = scope.span_rung or EXACT

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
-from spanflow.optimizer.candidates import DEFAULT_RUNG, all_candidates
+from spanflow.optimizer.candidates import all_candidates
 from spanflow.optimizer.rule import RuleSet
 from spanflow.optimizer.rules.bare_text import BARE_TEXT
 from spanflow.optimizer.rules.chat import CHAT
@@ -35,7 +35,7 @@ class Pass:
 
 
 def _taken_over(root: Node, rung: Rung | None) -> Iterator[str]:
-    for candidate in all_candidates(root, rung=rung or DEFAULT_RUNG):
+    for candidate in all_candidates(root, rung=rung):
         what = "taken over as a span" if candidate.taken_over else "read as its tokens, in full attention"
         yield f"{candidate.path}: {what}: {candidate.reason}"
 

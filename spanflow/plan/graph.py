@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import networkx as nx
 
 from spanflow.errors import QueryError
-from spanflow.ir.fidelity import MOVED, Rung
+from spanflow.ir.fidelity import EXACT, Rung
 from spanflow.ir.nodes import Chat, Commute, Generate, Node
 from spanflow.ir.walk import ROOT, child_path, children
 from spanflow.lowering.conversation import Generated
@@ -94,11 +94,12 @@ class Plan:
         return found
 
 
-def build_plan(root: Generate, *, rung: Rung, seed: int) -> Plan:
+def build_plan(root: Generate, *, rung: Rung | None, seed: int) -> Plan:
     """The plan of a bound and verified tree: generates at any depth, and nothing else that asks a model.
 
-    `rung` is the session's, for commutes that name none; `seed` is what the seeds of generates derive from that have
-    none of their own. Raises QueryError for a chat, which has to be rewritten as a generate before.
+    `rung` is the session's, for commutes that name none; None where it names none either. `seed` is what the seeds of
+    generates derive from that have none of their own. Raises QueryError for a chat, which has to be rewritten as a
+    generate before.
     """
     places = _find(root, rung)
     readers = {place.path: place.reader for place in places}
@@ -162,7 +163,7 @@ class _Scope(NamedTuple):
     commutes: _Commutes | None = None
 
 
-def _find(root: Generate, rung: Rung) -> list[_Place]:
+def _find(root: Generate, rung: Rung | None) -> list[_Place]:
     """All generates in reading order."""
     places: list[_Place] = []
     stack: list[tuple[str, Node, _Scope]] = [(ROOT, root, _Scope())]
@@ -183,15 +184,14 @@ def _find(root: Generate, rung: Rung) -> list[_Place]:
     return places
 
 
-def _within_commute(commute: Commute, path: str, below: list[str], scope: _Scope, rung: Rung) -> list[_Scope]:
+def _within_commute(commute: Commute, path: str, below: list[str], scope: _Scope, rung: Rung | None) -> list[_Scope]:
     """The scopes of the operands of a commute: which of them become spans follows the rules of lowering."""
     above = scope.commutes
     own = commute.rung or (above.rung if above else None)
-    has_spans = bool(above and above.has_spans) or (not scope.is_in_span and (own or rung).name != "exact")
+    has_spans = bool(above and above.has_spans) or (not scope.is_in_span and (own or rung) != EXACT)
     is_taken = scope.is_taken
     if has_spans and not scope.is_in_span:
-        # An answer is moved unless its commute, or a session that is exact throughout, says otherwise.
-        is_taken = (own or (rung if rung.name == "exact" else MOVED)).name != "exact"
+        is_taken = own != EXACT
     group = above.group if above else path
     num_operands = above.num_operands if above else _num_operands(commute)
     commutes = _Commutes(own, has_spans, group, num_operands)

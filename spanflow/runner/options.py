@@ -8,14 +8,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from spanflow.errors import QueryError
-from spanflow.ir.fidelity import Anchor, Rung, as_anchor, as_rung, repair
+from spanflow.ir.fidelity import Anchor, Rung, as_anchor, as_rung
 from spanflow.ir.ranges import check_count, check_text
 
 #: What becomes of a query when one of its generations fails: the whole of it fails; the candidate is dropped from its
 #: commute; or the generation is tried again.
 ErrorPolicy: TypeAlias = Literal["fail", "skip", "retry"]
 
-DEFAULT_RUNG = repair(32)
 DEFAULT_ANCHOR: Anchor = "header"
 
 _MAX_LEASE_SECONDS = 24 * 3600
@@ -25,15 +24,15 @@ _MAX_LEASE_SECONDS = 24 * 3600
 class RunOptions:
     """Options of a run.
 
-    `rung` and `anchor` hold for each commute that names none, `max_tokens` and `seed` for each generate that names
-    none. `max_tokens` is cut to the room that the prompt leaves in the model's window. `num_retries` counts further
-    attempts under 'retry'. `timeout` is in seconds, for one attempt at one generation, waiting for its turn not
-    counted. `lease_seconds` bounds how long an answer's KV is kept for its readers. `salt` separates tenants: KV is
-    shared only among runs of one salt. Of waiting requests, those with the lowest `priority` go first, where the
-    engine schedules by priority.
+    `rung` and `anchor` hold for each commute that names none; a `rung` of None is repair(32) for texts, and moved for
+    generated answers. `max_tokens` and `seed` hold for each generate that names none. `max_tokens` is cut to the room
+    that the prompt leaves in the model's window. `num_retries` counts further attempts under 'retry'. `timeout` is in
+    seconds, for one attempt at one generation, waiting for its turn not counted. `lease_seconds` bounds how long an
+    answer's KV is kept for its readers. `salt` separates tenants: KV is shared only among runs of one salt. Of waiting
+    requests, those with the lowest `priority` go first, where the engine schedules by priority.
     """
 
-    rung: Rung = DEFAULT_RUNG
+    rung: Rung | None = None
     anchor: Anchor = DEFAULT_ANCHOR
     max_tokens: int = 256
     seed: int = 0
@@ -45,7 +44,7 @@ class RunOptions:
     priority: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.rung, Rung):
+        if not isinstance(self.rung, Rung | None):
             raise QueryError(f"rung: expected a Rung, got {self.rung!r}; as_rung('repair(32)') makes one")
         as_anchor(self.anchor)
         check_count(self.max_tokens, "max_tokens", 1)

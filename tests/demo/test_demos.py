@@ -6,7 +6,6 @@ import io
 import json
 import re
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from rich.console import Console
 from scripted_engine import Script, ScriptedEngine, SpeakingTokenizer, register
 
 from spanflow import QueryError, Session
-from spanflow.api.combinators import commute
 from spanflow.cli.tables import describe_judged, describe_row, judge_tables, rag_tables
 from spanflow.demo.corpus import is_correct, load_documents
 from spanflow.demo.judge import NUM_REPEATS, run_judge
@@ -254,10 +252,9 @@ def reports(self: ScriptedEngine, request: EngineRequest) -> tuple[SpanReport, .
 def test_a_short_candidate_under_repair_is_no_miss(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of it is moved, so it can't be a hit; those that are moved all are."""
     monkeypatch.setattr(ScriptedEngine, "_reports", reports)
-    monkeypatch.setattr("spanflow.demo.judge.commute", partial(commute, rung="repair(32)"))
     script.answer = lambda request: " so" * (40 if request.sampling.seed in longer else 1)
     longer: set[int | None] = set()
-    with Session("m", engine="scripted", script=script) as session:
+    with Session("m", engine="scripted", script=script, rung="repair(32)") as session:
         short = run_judge(session, num_candidates=3)
         inner = [request.sampling.seed for request in script.submitted if request.sampling.temperature]
         longer.update(seed for number, seed in enumerate(inner) if number % 3)

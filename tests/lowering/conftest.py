@@ -47,7 +47,7 @@ class Model(NamedTuple):
         query: Node,
         generated: Mapping[str, tuple[Generated, ...]] | None = None,
         *,
-        rung: Rung = MOVED,
+        rung: Rung | None = MOVED,
         anchor: Anchor = "header",
     ) -> Lowered:
         """Lower, with what the tests take for the session's defaults."""

@@ -31,7 +31,7 @@ def answer(model: Model, text: str, *, ended: bool = True, asked: str = "go") ->
 
 def judge(model: Model, *answers: Generated, rest: str = "Which?", **options: Any) -> Lowered:
     query = seq(sys_("Judge."), plus(gen(n=len(answers)), **options), user(rest))
-    return model.lower(query, {"$.query.operands[1].operands[0]": answers}, rung=repair(4))
+    return model.lower(query, {"$.query.operands[1].operands[0]": answers}, rung=None)
 
 
 @pytest.fixture
@@ -81,6 +81,19 @@ def test_many_candidates(free_model: Model) -> None:
 def test_repair_of_candidates_is_asked_for(chatml: Model, rung: Any, expected: int) -> None:
     (span,) = judge(chatml, answer(chatml, "Paris"), rung=rung).prompt.spans
     assert span.repair == min(expected, len(span))
+
+
+@pytest.mark.parametrize(
+    ("rung", "of_text", "of_answers"),
+    [(None, 32, 0), (MOVED, 0, 0), (repair(3), 3, 3)],
+)
+def test_a_rung_of_the_session_holds_for_texts_and_answers(
+    chatml: Model, rung: Any, of_text: int, of_answers: int
+) -> None:
+    query = seq(user("Read:", plus("a " * 40, "b " * 40)), plus(gen()), user("Which?"))
+    lowered = chatml.lower(query, {"$.query.operands[1].operands[0]": (answer(chatml, "no " * 9),)}, rung=rung)
+    assert [span.repair for span in lowered.prompt.spans] == [of_text, of_text, of_answers]
+    assert [source.kind for source in lowered.sources] == ["text", "text", "generated"]
 
 
 def test_exact_candidates_are_carried_without_spans(free_model: Model) -> None:

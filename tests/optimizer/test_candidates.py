@@ -11,19 +11,19 @@ from strategies import queries
 from spanflow import assistant, chat, commute, generate, seq, system, user
 from spanflow.ir.fidelity import EXACT, MOVED, Rung, repair
 from spanflow.ir.nodes import Generate, Node
-from spanflow.optimizer.candidates import DEFAULT_RUNG, Candidate, all_candidates, candidates
+from spanflow.optimizer.candidates import Candidate, all_candidates, candidates
 from spanflow.optimizer.passes import DESUGAR, DISTRIBUTE, ORDER, SIMPLIFY
 from spanflow.optimizer.pipeline import optimise
 from spanflow.plan.graph import build_plan
 
-RUNGS = st.sampled_from([EXACT, MOVED, repair(4)])
+RUNGS = st.sampled_from([None, EXACT, MOVED, repair(4)])
 
 
 def inner(text: str = "u1", **options: object) -> Generate:
     return generate(seq(system("s1"), user(text)), **options)  # type: ignore[arg-type]
 
 
-def taken(outer: Generate, rung: Rung = DEFAULT_RUNG) -> list[str]:
+def taken(outer: Generate, rung: Rung | None = None) -> list[str]:
     return [found.path for found in candidates(outer, rung=rung) if found.taken_over]
 
 
@@ -83,13 +83,13 @@ def test_equal_generates_are_two_samples() -> None:
 
 
 REASONS = [
-    (generate(seq(inner(), user("u"))), DEFAULT_RUNG, "it stands in order with what is around it, which it has to see"),
-    (generate(commute(inner(), rung="exact")), DEFAULT_RUNG, "its commute is exact"),
+    (generate(seq(inner(), user("u"))), None, "it stands in order with what is around it, which it has to see"),
+    (generate(commute(inner(), rung="exact")), None, "its commute is exact"),
     (generate(commute(inner())), EXACT, "the session is exact, and its commute asks for nothing else"),
     (generate(commute(inner(), rung="exact")), EXACT, "the session is exact, and its commute asks for nothing else"),
     (
         generate(commute(inner(model="judge"))),
-        DEFAULT_RUNG,
+        None,
         "it comes from model 'judge', and the prompt is for the session's model: their KV differs",
     ),
     (generate(commute(user("a"), commute(inner(), rung="exact"), rung="moved")), EXACT, "its commute is exact"),
@@ -100,7 +100,7 @@ REASONS = [
 @pytest.mark.parametrize(
     ("outer", "rung", "reason"), REASONS, ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_why_not(outer: Generate, rung: Rung, reason: str) -> None:
+def test_why_not(outer: Generate, rung: Rung | None, reason: str) -> None:
     (found,) = candidates(outer, rung=rung)
     assert (found.taken_over, found.rung, found.reason) == (False, EXACT, reason)
 
@@ -114,6 +114,14 @@ def test_a_nested_commute_has_its_own_rung() -> None:
     repaired = generate(commute(inner("1"), commute(inner("2")), rung="repair(8)"))
     assert [str(c.rung) for c in candidates(repaired)] == ["repair(8)", "repair(8)"]
     assert {c.commute_path for c in candidates(repaired)} == {"$.query"}
+
+
+@pytest.mark.parametrize(("rung", "told"), [(None, "moved"), (repair(16), "repair(16)"), (MOVED, "moved")])
+def test_a_rung_of_the_session_holds_for_answers_too(rung: Rung | None, told: str) -> None:
+    outer = generate(seq(commute(inner()), user("u")))
+    assert [str(found.rung) for found in candidates(outer, rung=rung)] == [told]
+    (done,) = [each for each in optimise(outer, rung=rung).trace if each.name == "distribute"]
+    assert done.notes()[0].endswith(f"taken over as a span: an operand of a commute, {told}")
 
 
 def test_what_is_inside_an_inner_generation_is_its_own() -> None:
@@ -142,7 +150,7 @@ def test_the_pass_says_it() -> None:
 
 
 @given(queries(max_leaves=16, retrieve=False), RUNGS)
-def test_lowering_does_what_is_said(root: Node, rung: Rung) -> None:
+def test_lowering_does_what_is_said(root: Node, rung: Rung | None) -> None:
     outer = asked(root)
     spans = [source.rung for source in answered(outer, rung).sources if source.kind == "generated"]
     found = candidates(outer, rung=rung)
@@ -150,7 +158,7 @@ def test_lowering_does_what_is_said(root: Node, rung: Rung) -> None:
 
 
 @given(queries(max_leaves=16, retrieve=False), RUNGS)
-def test_the_plan_leases_what_is_said(root: Node, rung: Rung) -> None:
+def test_the_plan_leases_what_is_said(root: Node, rung: Rung | None) -> None:
     outer = optimise(asked(root), passes=(DESUGAR, SIMPLIFY, DISTRIBUTE, ORDER)).root
     assert isinstance(outer, Generate)
     plan = build_plan(outer, rung=rung, seed=0)

@@ -43,7 +43,7 @@ def inner(root: Generate) -> dict[str, Node]:
     return found
 
 
-def answered(root: Generate, rung: Rung = MOVED) -> Lowered:
+def answered(root: Generate, rung: Rung | None = MOVED) -> Lowered:
     """Lowered, with an answer of its own for each sample of each inner generation, numbered in reading order. Those of
     other models are not leased."""
     generated: dict[str, tuple[Generated, ...]] = {}
@@ -75,7 +75,7 @@ def keys(lowered: Lowered) -> list[Any]:
 
 
 @given(queries(max_leaves=16, retrieve=False), st.sampled_from([EXACT, MOVED, repair(4)]))
-def test_the_model_reads_the_same(root: Node, rung: Rung) -> None:
+def test_the_model_reads_the_same(root: Node, rung: Rung | None) -> None:
     root = asked(root)
     done = optimise(root, passes=PASSES).root
     assert isinstance(done, Generate)
@@ -83,7 +83,7 @@ def test_the_model_reads_the_same(root: Node, rung: Rung) -> None:
 
 
 @given(queries(max_leaves=16, retrieve=False), st.sampled_from([EXACT, MOVED, repair(4)]))
-def test_an_answer_that_is_taken_over_stays_so(root: Node, rung: Rung) -> None:
+def test_an_answer_that_is_taken_over_stays_so(root: Node, rung: Rung | None) -> None:
     root = asked(root)
     done = optimise(root, passes=PASSES).root
     assert isinstance(done, Generate)
@@ -125,7 +125,7 @@ def judges(draw: st.DrawFn) -> Generate:
 
 
 @given(judges(), st.sampled_from([EXACT, MOVED, repair(4)]))
-def test_spans_outside_equal_spans_inside(root: Generate, rung: Rung) -> None:
+def test_spans_outside_equal_spans_inside(root: Generate, rung: Rung | None) -> None:
     """What a judge reads as spans does not depend on how its joins are nested."""
     done = optimise(root, passes=PASSES).root
     assert isinstance(done, Generate)

@@ -144,7 +144,7 @@ def _without_trees(node: Node) -> Node:
     return replace(node, reduce=None) if isinstance(node, Generate) else node
 
 
-@given(queries(retrieve=False), st.sampled_from([EXACT, MOVED, RUNG]))
+@given(queries(retrieve=False), st.sampled_from([None, EXACT, MOVED, RUNG]))
 def test_every_generate_of_any_tree_runs_once_a_sample_and_inner_before_outer(query: Node, rung: Any) -> None:
     try:
         # Whether judges can be trees is the optimizer's matter.
@@ -169,7 +169,7 @@ def test_texts_and_fragments_alone_plan_one_generation() -> None:
     assert len(plan_of(generate(user(commute(fragment("a"), fragment("b")), "why?"))).order) == 1
 
 
-@given(queries(retrieve=False, max_leaves=8), st.sampled_from([EXACT, MOVED, RUNG]))
+@given(queries(retrieve=False, max_leaves=8), st.sampled_from([None, EXACT, MOVED, RUNG]))
 def test_what_lowering_takes_over_as_a_span_is_leased(query: Node, rung: Any) -> None:
     template = ChatTemplate(SpeakingTokenizer())
     try:

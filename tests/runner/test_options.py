@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_engine import SpeakingTokenizer
+from scripted_engine import Script, SpeakingTokenizer, register
 
-from spanflow import QueryError, repair
+from spanflow import QueryError, Session, commute, generate, repair, seq, user
 from spanflow.ir.fidelity import MOVED
 from spanflow.runner.ask import kept_ids
 from spanflow.runner.options import RunOptions
@@ -64,3 +64,26 @@ def test_the_end_of_turn_stays_with_a_whole_answer() -> None:
 
     assert kept_ids(decode, ids, " so it is") == tuple(ids)
     assert kept_ids(decode, ids, " so it") == tuple(ids[:2])
+
+
+@pytest.mark.parametrize(
+    ("session", "run", "expected"),
+    [
+        (None, None, ["moved", "repair(32)"]),
+        ("repair(2)", None, ["repair(2)", "repair(2)"]),
+        (None, "repair(3)", ["repair(3)", "repair(3)"]),
+        ("repair(2)", "moved", ["moved", "moved"]),
+        ("exact", "moved", ["moved", "moved"]),
+        ("moved", "exact", []),
+    ],
+)
+def test_a_rung_holds_for_texts_and_for_answers(
+    monkeypatch: pytest.MonkeyPatch, session: str | None, run: str | None, expected: list[str]
+) -> None:
+    register(monkeypatch)
+    query = generate(seq(commute(generate(user("write"))), user(commute("one " * 40), "which?")))
+    with Session("m", engine="scripted", script=Script(), rung=session) as s:
+        result, explained = s.run(query, rung=run), s.explain(query, rung=run)
+    assert [str(span.rung) for span in result.spans] == expected
+    assert [str(span.rung) for span in explained.generations[-1].spans] == expected[1:]  # no answer is there yet
+    assert explained.generations[0].is_leased == bool(expected)
