@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Set
 from pathlib import Path
 
@@ -172,6 +173,27 @@ def test_no_file_names_this_machine_or_a_registry() -> None:
         if text in path.read_text()
     ]
     assert found == []
+
+
+def test_a_wheel_holds_what_is_read_besides_code() -> None:
+    """Hatchling takes all files of the package but those that git ignores, unless it is told otherwise."""
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    assert build["targets"]["wheel"] == {"packages": ["spanflow"]}
+    assert build.keys() == {"targets"}
+    data = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    corpus = {"demo/corpus/documents.jsonl", "demo/corpus/questions.jsonl"}
+    core = {f"kernels/core/{path.name}" for path in (PACKAGE / "kernels" / "core").iterdir()}
+    assert len(core) > 3
+    assert corpus | core | {"ir/json/schema.json", "py.typed"} <= data
+    names = [f"spanflow/{name}" for name in sorted(data)]
+    ignored = subprocess.run(["git", "check-ignore", "--no-index", *names], cwd=ROOT, capture_output=True, text=True)
+    if ignored.returncode > 1:
+        pytest.skip("this is no git checkout")
+    assert ignored.stdout == ""
 
 
 def test_the_top_level_holds_nothing_else() -> None:

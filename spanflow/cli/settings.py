@@ -15,6 +15,9 @@ from spanflow.errors import QueryError
 if TYPE_CHECKING:
     from spanflow.session import Session
 
+#: Options that may name what only a hub has.
+_MAY_BE_ON_A_HUB = {"adapters", "tokenizer"}
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, and nothing else, on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Model = Annotated[str, typer.Option(help="A model's name, directory or hub name.")]
@@ -91,6 +94,11 @@ def open_session(
     model: str, engine: str, rung: str | None = None, option: list[str] | None = None, **defaults: Any
 ) -> Session:
     """A session that tells its progress on stderr; options of the command line win over `defaults`."""
+    from spanflow.engine.environment import stay_offline
+    from spanflow.engine.models import known_models
     from spanflow.session import Session
 
-    return Session(model, engine=engine, rung=rung, progress=say, **(defaults | engine_options(option)))
+    options = defaults | engine_options(option)
+    if model in known_models() and not _MAY_BE_ON_A_HUB & options.keys():
+        stay_offline()
+    return Session(model, engine=engine, rung=rung, progress=say, **options)

@@ -34,6 +34,12 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
+def stay_offline() -> None:
+    """Let nobody ask a hub for what comes in a package; what the user set stays. Called at the edge, by programs of one
+    model: it is read when the hub's client is imported, and holds for all of the process."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 @contextmanager
 def quiet_start(also: Mapping[str, str] | None = None) -> Iterator[None]:
     """What is loaded inside, and in processes that are started inside, is quiet; what the user set stays.

@@ -16,7 +16,7 @@ from cli.invoking import invoke
 from scripted_engine import Script, register
 
 from spanflow import EngineDied, EngineUnavailable, ModelError, SpansUnsupported
-from spanflow.cli.settings import engine_options
+from spanflow.cli.settings import engine_options, open_session
 from spanflow.doctor import Check
 from spanflow.errors import QueryError
 
@@ -193,6 +193,27 @@ def test_options_of_the_engine_are_json_or_text() -> None:
     for wrong in ("kv_cache_gib", "=3", "two words=3"):
         with pytest.raises(QueryError, match="write NAME=VALUE, as in -o kv_cache_gib=2"):
             engine_options([wrong])
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "before", "after"),
+    [
+        ("smollm2", None, None, "1"),
+        ("smollm2", ["kv_cache_gib=2"], None, "1"),
+        ("smollm2", None, "0", "0"),
+        ("smollm2", ["tokenizer=org/other"], None, None),
+        ("smollm2", ['adapters={"a": "org/a"}'], None, None),
+        ("org/model", None, None, None),
+    ],
+)
+def test_the_embedded_model_is_looked_for_on_no_hub(
+    monkeypatch: pytest.MonkeyPatch, model: str, given: list[str] | None, before: str | None, after: str | None
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", before or "")  # so that it is put back
+    if before is None:
+        monkeypatch.delenv("HF_HUB_OFFLINE")
+    open_session(model, "vllm", None, given).close()
+    assert os.environ.get("HF_HUB_OFFLINE") == after
 
 
 def spanflow(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:

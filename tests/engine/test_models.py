@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -214,6 +215,42 @@ def test_two_at_once_build_it_once(conversions: list[Path], tmp_path: Path, monk
         thread.join()
     assert len(conversions) == 1
     assert found == [tmp_path / "models" / DIRECTORY] * 2
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from spanflow.engine import model_cache
+from spanflow.engine.models import resolve_model
+
+cache, number = Path(sys.argv[1]), sys.argv[2]
+
+def convert(source, target, progress):
+    (cache / f"converted-{number}").touch()
+    time.sleep(0.3)
+    (target / "model.safetensors").write_bytes(b"w" * 1000)
+
+model_cache.convert, model_cache.source_file = convert, lambda model: cache / "source.gguf"
+(cache / f"ready-{number}").touch()
+limit = time.monotonic() + 30
+while len(list(cache.glob("ready-*"))) < 2 and time.monotonic() < limit:
+    time.sleep(0.005)
+print(resolve_model("smollm2", cache=cache))
+"""
+
+
+def test_two_processes_at_once_build_it_once(tmp_path: Path) -> None:
+    pytest.importorskip("filelock", reason="building an embedded model needs filelock")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", BUILDER, str(tmp_path), number], stdout=subprocess.PIPE, text=True)
+        for number in "ab"
+    ]
+    said = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert said == [f"{tmp_path / 'models' / DIRECTORY}\n"] * 2
+    assert len(list(tmp_path.glob("ready-*"))) == 2
+    assert len(list(tmp_path.glob("converted-*"))) == 1
+    assert names(tmp_path) == [DIRECTORY]
 
 
 def test_a_missing_package_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

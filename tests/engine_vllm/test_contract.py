@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -128,6 +129,16 @@ def test_vllm_is_imported_through_the_contract_only(path: Path) -> None:
     ]
     imported = {name for name in names if name and (name == "vllm" or name.startswith("vllm."))}
     assert not imported or path.name in IMPORTERS
+
+
+def test_each_variable_of_the_environment_that_we_name_is_vllms() -> None:
+    """One that vLLM has renamed would be set in vain, and nobody would say so."""
+    from vllm import envs
+
+    sources = [path.read_text() for path in FOLDER.parents[1].rglob("*.py")]
+    named = {name for source in sources for name in re.findall(r"\bVLLM_[A-Z0-9_]+", source)}
+    assert {"VLLM_CPU_NUM_OF_RESERVED_CPU", "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_LOGGING_STREAM"} <= named
+    assert named - envs.environment_variables.keys() == set()
 
 
 def test_our_lines_are_counted() -> None:
