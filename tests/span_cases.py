@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,14 +14,42 @@ from vllm_rig import Answer, Judge, Rig, difference, generate_candidates
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import Span, SpanPrompt
 
+
+def place_of_range(scheduler: Any) -> str:
+    """Where the range lies that runs and is not done: in the head, in a span (repair), or between two spans."""
+    for name, family in scheduler.spans.families.items():
+        spans = scheduler.spans.known[name].prompt.spans
+        for request in scheduler.running:
+            low, high = family.members.get(request.request_id, (0, 0))
+            at = request.num_computed_tokens
+            if low < at < high:
+                if at < spans[0].start:
+                    return "head"
+                return "repair" if any(span.start <= at < span.end for span in spans) else "gap"
+    return ""
+
+
+def is_in_suffix(scheduler: Any, request: Any) -> bool:
+    """Whether a prompt is assembled, its ranges are computed, and what stands behind its last span is not yet."""
+    state = scheduler.spans.known.get(request.request_id)
+    return state is not None and state.assembly is not None and request.num_computed_tokens < request.num_prompt_tokens
+
+
 #: What the scheduler must show for a phase to be reached.
 PHASES: dict[str, Callable[[Any], bool]] = {
     "queued": lambda s: bool(s.spans.held),
-    "materialising": lambda s: any(name.startswith("spanflow-source") for name in s.requests) and bool(s.running),
-    "assembled": lambda s: bool(s.kv_holding_waiting),
-    "ranges": lambda s: any("#" in name for name in s.requests),
+    "materialising": lambda s: any(r.request_id.startswith("spanflow-source") for r in s.running),
+    "head": lambda s: place_of_range(s) == "head",
+    "repair": lambda s: place_of_range(s) == "repair",
+    "gap": lambda s: place_of_range(s) == "gap",
+    "suffix": lambda s: any(is_in_suffix(s, r) for r in s.running),
     "decoding": lambda s: any(r.num_output_tokens > 1 for r in s.running),
 }
+
+#: What may happen to a request.
+EVENTS = ("abort", "preempt", "reset")
+#: In the queue there is nothing to preempt.
+EVENTS_IN_PHASES = [(e, phase) for e in EVENTS for phase in PHASES if (e, phase) != ("preempt", "queued")]
 
 
 def cold_and_warm(rig: Rig, judge: Judge) -> None:
@@ -38,17 +67,22 @@ def cold_and_warm(rig: Rig, judge: Judge) -> None:
     judge.check(cold, warm, rig.one(rig.prompt(documents[::-1])))
 
 
-def gaps(rig: Rig, judge: Judge) -> None:
-    """Two groups of spans with a turn between them."""
-    ids = rig.encode("<|im_start|>system\nAnswer from the documents.<|im_end|>\n")
+def conversation(rig: Rig, repair: int = 0) -> SpanPrompt:
+    """Two groups of spans with a turn between them, behind a head of more than a block of 32."""
+    ids = rig.encode("<|im_start|>system\n" + "Answer from the documents. " * 6 + "<|im_end|>\n")
     spans: list[Span] = []
     for turn in range(2):
         ids += rig.header
         for document in (rig.document(turn, 2), rig.document(turn + 4, 2)):
-            spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(rig.header)))
+            spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(rig.header), repair))
             ids += document
         ids += [*rig.encode(f"\nQuestion {turn}, which takes a few words?<|im_end|>\n"), *rig.answer_header]
-    prompt = SpanPrompt(tuple(ids), tuple(spans))
+    return SpanPrompt(tuple(ids), tuple(spans))
+
+
+def gaps(rig: Rig, judge: Judge) -> None:
+    """Two groups of spans with a turn between them."""
+    prompt = conversation(rig)
     cold, warm = rig.one(prompt), rig.one(prompt)
     assert difference(cold, warm) < 1e-5
     judge.check(cold, warm)
@@ -79,50 +113,91 @@ def repair(rig: Rig, judge: Judge) -> None:
     assert judge.distance(cold, SpanPrompt(whole.prompt.token_ids)) > 1e-4
 
 
-def abort(rig: Rig, judge: Judge) -> None:
-    """In the middle of a materialisation, of ranges and of decoding."""
-    prompt = rig.prompt([rig.document(3, 2), rig.document(4, 2)], repair=5)
-    for phase in ("materialising", "ranges", "decoding"):
-        rig.reset()
-        rig.wait(cancelled(interrupted(rig, prompt, phase, lambda: None)))
-        rig.assert_idle()
-        judge.check(rig.one(prompt))
+def disturbance(rig: Rig, judge: Judge, event: str) -> None:
+    """One event in each phase of a prompt with repair and a gap, all of which take several steps.
 
-
-def preemption(rig: Rig, judge: Judge) -> None:
-    """In the same phases, while something runs; the request itself must be right."""
-    prompt = rig.prompt([rig.document(3, 2), rig.document(4, 2)], repair=14)
+    But for its head, which is materialised where documents are missing as well.
+    """
+    prompt = conversation(rig, repair=14)
     # An answer that ends early would have nothing to preempt.
     prompt = SpanPrompt(prompt.token_ids + rig.endless(5).token_ids, prompt.spans)
-    for phase in ("materialising", "ranges", "decoding"):
+    for phase in [phase for happens, phase in EVENTS_IN_PHASES if happens == event and phase != "head"]:
+        rig.reset()
+        disturbed(rig, judge, prompt, event, phase)
+
+
+def disturbed(rig: Rig, judge: Judge, prompt: SpanPrompt, event: str, phase: str, budget: int = 5) -> None:
+    """Nothing leaks, a request that lives on is right itself, and so is the next one."""
+    before = rig.audit()
+    task = interrupted(rig, prompt, phase, event, budget)
+    if event != "abort":
+        judge.check(rig.wait(result(task)))
+    rig.assert_idle()
+    counts = rig.audit()
+    assert counts["leases"] == 0
+    if event == "preempt":
+        assert counts["preemptions"] > before.get("preemptions", 0)
+    if event != "abort" and phase in ("head", "repair", "gap"):
+        assert counts["fallen"] > before.get("fallen", 0)
+    judge.check(rig.one(prompt))
+
+
+def disturbed_lease(rig: Rig, judge: Judge) -> None:
+    """An inner generation is interrupted while it decodes: what it leaves, if it ends, is right to take over."""
+    inner = rig.prompt([rig.document(3, 2), rig.document(4, 2)], repair=14)
+    options: dict[str, Any] = {"max_tokens": 14, "lease": Lease()}
+    for event in EVENTS:
         rig.reset()
         before = rig.audit().get("preemptions", 0)
-        answer = rig.wait(result(interrupted(rig, prompt, phase, lambda: preempt_all(rig), while_running=True)))
-        assert len(answer.token_ids) == 6
-        assert rig.audit()["preemptions"] > before
+        task = interrupted(rig, inner, "decoding", event, **options)
+        if event == "abort":
+            rig.assert_idle()
+            # It may be one that ended at a stop string, which vLLM's client aborts: the lease is the caller's to end.
+            rig.wait(rig.engine.release(("decoding",)))
+            assert rig.audit()["leases"] == 0
+            answer = rig.one(inner, **options)
+        else:
+            answer = rig.wait(result(task))
+            assert rig.audit()["preemptions"] > before
+        judge.check(answer)
+        assert rig.audit()["leases"] == 1
+        outer = rig.one(rig.judge([answer], repair=4))
+        assert outer.statuses == ["hit"]
+        judge.check(outer)
+        assert rig.audit()["leases"] == 0
         rig.assert_idle()
-        judge.check(answer, rig.one(prompt))
 
 
-CASES = (cold_and_warm, gaps, leases, repair, abort, preemption)
+CASES = (
+    *(cold_and_warm, gaps, leases, repair, disturbed_lease),
+    *(pytest.param(partial(disturbance, event=event), id=event) for event in EVENTS),
+)
 
 
 def interrupted(
-    rig: Rig, prompt: SpanPrompt, phase: str, event: Callable[[], object], while_running: bool = False
+    rig: Rig, prompt: SpanPrompt, phase: str, event: str, budget: int = 5, max_tokens: int = 6, **options: Any
 ) -> asyncio.Task[Answer]:
-    """Submit a prompt, step the engine by hand until the phase is reached, let the event happen, and go on."""
+    """Submit a prompt, step the engine by hand until the phase is reached, let the event happen, and go on.
+
+    `budget`: so few tokens a step that each phase lasts for several.
+    """
     backend = rig.engine._backend
-    # So few tokens a step that each phase lasts for several.
-    budget, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, 5
+    before, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, budget
     backend.pause()
     try:
-        task = start(rig, prompt, phase)
+        task = start(rig, prompt, phase, max_tokens, **options)
         rig.wait(until(lambda: bool(backend.queues)))
-        if not step_until(rig, lambda s: PHASES[phase](s) and (not while_running or bool(s.running))):
+        if not step_until(rig, PHASES[phase]):
             pytest.fail(f"phase {phase} was never reached")
-        event()
+        match event:
+            case "abort":
+                rig.wait(cancelled(task))
+            case "preempt":
+                preempt_all(rig)
+            case "reset":
+                assert backend.engine.reset_prefix_cache(reset_running_requests=True)
     finally:
-        rig.scheduler.max_num_scheduled_tokens = budget
+        rig.scheduler.max_num_scheduled_tokens = before
         backend.resume()
     return task
 

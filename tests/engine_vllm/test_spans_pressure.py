@@ -1,4 +1,4 @@
-"""A small pool: eviction, pressure, two parents that do not fit together, many novel orders."""
+"""A small pool of an engine in its own process: eviction, pressure, parents that do not fit together, many orders."""
 
 from __future__ import annotations
 
@@ -17,10 +17,20 @@ pytestmark = pytest.mark.vllm
 _BLOCK_BYTES = 30 * 2 * 3 * 64 * 4 * 32
 
 
+#: vLLM's own options, which cut prompts and change their order.
+_SETTINGS = {
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 32,
+    "scheduling_policy": "priority",
+    "long_prefill_token_threshold": 40,
+}
+
+
 @pytest.fixture(scope="module")
-def rig(start_rig: Any) -> Rig:
+def rig(start_rig: Any, request: pytest.FixtureRequest) -> Rig:
     """64 blocks, 2,048 tokens."""
-    rig: Rig = start_rig(in_process=True, max_model_len=1024, kv_cache_gib=(65 * _BLOCK_BYTES + 4096) / (1 << 30))
+    pool = (65 * _BLOCK_BYTES + 4096) / (1 << 30)
+    rig: Rig = start_rig(max_model_len=1024, kv_cache_gib=pool, **getattr(request, "param", {}))
     return rig
 
 
@@ -95,16 +105,49 @@ def test_leases_yield_to_pressure(rig: Rig, judge: Judge) -> None:
     judge.check(answer)
 
 
-def test_fifty_novel_orders_without_decay(rig: Rig) -> None:
-    """3 of 28 documents in novel orders; the pool holds half of them. The hit rate does not fall."""
+def test_one_of_two_sources_is_evicted(rig: Rig, judge: Judge) -> None:
+    """d1 goes between its use and the next, while d2 is used on and on: d2 still hits."""
     rig.reset()
-    documents = [rig.document(n, 4) for n in range(28)]
-    assert sum(-(-(len(d) + 3) // 32) for d in documents) > 1.5 * rig.audit()["blocks"]
-    order = random.Random(7)
-    hits = []
-    for _ in range(50):
-        answer = rig.one(rig.prompt(order.sample(documents, 3)))
-        hits.append(answer.statuses.count("hit"))
+    one, two = rig.document(0, 6), rig.document(1, 6)
+    judge.check(rig.one(rig.prompt([one, two], repair=4)))
+    for number in range(2, 14):
+        rig.one(rig.prompt([two, rig.document(number, 6)], repair=4))
+    answer = rig.one(rig.prompt([two, one], repair=4))
+    assert answer.statuses == ["hit", "evicted"]
+    judge.check(answer)
+
+
+def test_fifty_novel_orders_without_decay(rig: Rig, judge: Judge) -> None:
+    """4 of 40 documents in novel orders; the pool holds less than half of them. The hit rate does not fall."""
+    rig.reset()
+    documents = [rig.document(n, 4) for n in range(40)]
+    assert sum(-(-(len(d) + 3) // 32) for d in documents) >= 2 * rig.audit()["blocks"]
+    random_orders = random.Random(7)
+    orders = [tuple(random_orders.sample(range(40), 4)) for _ in range(50)]
+    assert len(set(orders)) == 50
+    answers = [rig.one(rig.prompt([documents[n] for n in order])) for order in orders]
+    judge.check(*answers[::5])
+    hits = [answer.statuses.count("hit") for answer in answers]
     second, last = sum(hits[10:30]), sum(hits[30:])
-    assert second > 0
+    print(hits, second, last)
     assert last >= 0.7 * second
+
+
+@pytest.mark.parametrize("rig", [_SETTINGS], indirect=True, ids=["settings"])
+def test_small_budget_reversed_priorities_and_a_threshold(rig: Rig, judge: Judge) -> None:
+    """As options of vLLM's own: the same answers, also of prompts that do not fit together."""
+    config = rig.engine._backend.engine.vllm_config.scheduler_config
+    assert {name: getattr(config, name.replace("scheduling_", "")) for name in _SETTINGS} == _SETTINGS
+    prompts = [rig.prompt([rig.document(n + k) for k in range(3)], f"Q{n}?", repair=30 + n) for n in range(4)]
+    assert sum(len(prompt) / 32 for prompt in prompts) > 0.5 * rig.audit()["blocks"]
+
+    async def together() -> list[Any]:
+        return list(await asyncio.gather(*(rig.run(p, 2, priority=9 - n) for n, p in enumerate(prompts))))
+
+    judge.check(*rig.wait(together()), *rig.ask(*prompts[::-1]))
+    # Ranges of 60 tokens, and of the head before the first one, are cut in two.
+    documents = [rig.document(n) for n in (3, 0)]
+    rig.one(rig.prompt(documents[::-1]))
+    before = rig.audit()["ranges"]
+    judge.check(rig.one(rig.prompt(documents, repair=60)))
+    assert rig.audit()["ranges"] == before + 4
