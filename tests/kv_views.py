@@ -47,11 +47,10 @@ def view(layout: str, dtype: torch.dtype, rope: Rotation, seed: int = 0, shape: 
             keys, values = numbers.view(blocks, heads, 2, -1).unbind(2)
             keys = keys.view(blocks, heads, dims, size).transpose(2, 3)
             return KVView(keys, values.view(blocks, heads, size, dims), rope)
-        case "token_major":
-            return KVView(*numbers.view(2, blocks, heads, size, dims).unbind(0), rope)
-        case "head_last":
-            keys, values = numbers.view(blocks, 2, size, heads, dims).transpose(2, 3).unbind(1)
-            return KVView(keys, values, rope)
+        case "token_major":  # vLLM's on GPUs, with a token's key and value in one row; by tokens in each head
+            return KVView(*numbers.view(blocks, heads, size, 2 * dims).split(dims, -1), rope)
+        case "head_last":  # the same by heads in each token
+            return KVView(*numbers.view(blocks, size, heads, 2 * dims).transpose(1, 2).split(dims, -1), rope)
         case _:  # neither tokens nor dimensions are next to each other
             keys, values = numbers.view(blocks, dims, heads, size, 2).permute(4, 0, 2, 3, 1).unbind(0)
             return KVView(keys, values, rope)

@@ -84,3 +84,15 @@ def judge_of_many(inner: SpanPrompt, answers: Sequence[Sequence[int]], repair: i
         anchor = SpanPrompt(inner.token_ids[:-width], inner.spans)
         spans.append(Span(start, len(ids), anchor, repair, width))
     return SpanPrompt((*ids, CLOSING, 60, *ANSWER), tuple(spans))
+
+
+def continued(inner: Sequence[SpanPrompt], answers: Sequence[Sequence[int]], has_spans: bool = True) -> SpanPrompt:
+    """A prompt that continues the first inner one with its answer, and takes the others over behind it."""
+    width = len(ANSWER)
+    ids, spans = [*inner[0].token_ids[:-width]], [*inner[0].spans]
+    for one, tokens in zip(inner, answers, strict=True):
+        first = len(ids)
+        ids += [*ANSWER, *tokens]
+        spans.append(Span(first, len(ids), SpanPrompt(one.token_ids[:-width], one.spans), 0, width))
+        ids.append(CLOSING)
+    return SpanPrompt((*ids, 60, *ANSWER), tuple(spans) if has_spans else ())

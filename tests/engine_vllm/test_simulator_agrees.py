@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import BLOCK, HEADER, document, judge, plain, prompt, start
+from symbolic_prompts import BLOCK, HEADER, continued, document, judge, plain, prompt, start
 
 from spanflow.engine.protocol import EngineRequest, Lease, SpanReport
 from spanflow.engine.residency import Residency
@@ -77,6 +77,30 @@ def test_an_answer_that_is_taken_over(model_dir: Path) -> None:
     assert both.engine.scheduler.audit()["leases"] == len(both.cache.leases) == 0
     again = judge(inner, answer)
     assert both.ask(SpanPrompt((3, *again.token_ids[1:]), again.spans))[0] == ([("evicted", 10, 0, 1)], 13, 3 + 8)
+
+
+@pytest.mark.parametrize("has_documents", [False, True])
+@pytest.mark.parametrize("length", range(24, 24 + BLOCK, 3))
+def test_a_prompt_that_continues_an_inner_one(model_dir: Path, length: int, has_documents: bool) -> None:
+    """The answer brings what is before it; another one, behind other text, does not, nor does one that is repaired."""
+    both = Both(model_dir)
+    inner = [prompt(document(n, 20), document(n + 3, 20), question=length) for n in range(2)]
+    if not has_documents:
+        inner = [plain(n, length) for n in range(2)]
+    answers = [both.ask(one, 13, Lease(consumers=2))[1] for one in inner]
+    for repair in (0, 3):
+        asked = continued(inner, answers)
+        (first, *_), spans = asked.spans[-2:], asked.spans
+        repaired = SpanPrompt(asked.token_ids, (*spans[:-2], replace(first, repair=repair), spans[-1]))
+        (reports, cached, internal), _ = both.ask(repaired)
+        assert reports[-2:] == [("hit", 14 - repair, repair, 1), ("hit", 14, 0, 1)]
+        assert internal == 0
+        if not has_documents:
+            assert cached == length + 12 + 14 - repair
+    both.engine.scheduler.reset_prefix_cache()
+    both.cache.reset()
+    (reports, _, _), _ = both.ask(continued(inner, answers))
+    assert reports[-2:] == [("evicted", 14, 0, 1), ("evicted", 14, 0, 1)]
 
 
 @pytest.mark.parametrize("head", [8, 21, 32])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from span_cases import CASES
 from vllm_rig import Judge, Rig, difference, generate_candidates, probability_difference
 
+from spanflow.engine.protocol import Lease
 from spanflow.engine.vllm.client import VllmEngine
 from spanflow.errors import ModelError, SpansUnsupported
 from spanflow.lowering.prompt import SpanPrompt
@@ -48,13 +51,30 @@ def test_a_larger_prompt_and_what_was_taken_over_on_blocks_of_128(rig: Rig, judg
     assert probability_difference(leased, rig.one(outer)) < 1e-5
 
 
-@pytest.fixture(scope="module")
-def other_model(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Path:
-    """A tiny model of the same family with a rotary embedding that changes with the length of the prompt."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+#: What makes a tiny model one that can't serve spans, its options of the engine, and why.
+_UNSUPPORTED = {
+    "a rotary embedding that changes with the length of the prompt": (
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+        {},
+        "its rotary embedding is of type 'dynamic'",
+    ),
+    "quantised KV": ({}, {"kv_cache_dtype": "fp8"}, r"its KV is quantised \(fp8\)"),
+    "two kinds of KV": (
+        {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 64},
+        {},
+        "it has 2 kinds of KV cache",
+    ),
+}
 
-    path = tmp_path_factory.mktemp("dynamic")
-    config = LlamaConfig(
+
+@pytest.fixture(params=_UNSUPPORTED.values(), ids=_UNSUPPORTED)
+def other_model(request: pytest.FixtureRequest, tmp_path: Path, model_dir: Path) -> tuple[Path, dict[str, Any], str]:
+    """The directory of a model that can't serve spans, options of the engine, and what is said of it."""
+    from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig
+
+    changes, options, why = request.param
+    kind = Gemma2Config if "layer_types" in changes else LlamaConfig
+    config = kind(
         vocab_size=49152,
         hidden_size=64,
         intermediate_size=64,
@@ -63,35 +83,41 @@ def other_model(tmp_path_factory: pytest.TempPathFactory, model_dir: Path) -> Pa
         num_key_value_heads=1,
         head_dim=32,
         max_position_embeddings=512,
-        rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0},
         eos_token_id=2,
         bos_token_id=1,
+        **changes,
     )
-    LlamaForCausalLM(config).save_pretrained(path)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     for file in model_dir.glob("tokenizer*"):
-        shutil.copy(file, path)
-    shutil.copy(model_dir / "chat_template.jinja", path)
-    return path
+        shutil.copy(file, tmp_path)
+    shutil.copy(model_dir / "chat_template.jinja", tmp_path)
+    return tmp_path, options, why
 
 
 async def test_a_model_that_cannot_serve_spans_runs_exactly_and_says_why(
-    start_rig: Any, other_model: Path, caplog: pytest.LogCaptureFixture
+    start_rig: Any, other_model: tuple[Path, dict[str, Any], str], caplog: pytest.LogCaptureFixture
 ) -> None:
+    """One warning, and no spans, of documents and of a leased answer alike."""
+    model, options, why = other_model
     stop_running(start_rig)
-    with pytest.raises(SpansUnsupported, match=r"type 'dynamic'.*without require_spans"):
-        await VllmEngine.start(str(other_model), in_process=True, kv_cache_gib=0.1, require_spans=True)
+    with pytest.raises(SpansUnsupported, match=f"{why}.*without require_spans"):
+        await VllmEngine.start(str(model), in_process=True, kv_cache_gib=0.1, require_spans=True, **options)
     with caplog.at_level(logging.WARNING, "spanflow"):
-        rig = await _rig(other_model)
+        rig = await _rig(model, options)
     try:
-        warnings = [r.getMessage() for r in caplog.records if r.name == "spanflow"]
-        assert len(warnings) == 1
-        assert "'dynamic'" in warnings[0]
-        assert "'dynamic'" in rig.engine.info.spans_unsupported
+        (warning,) = [r.getMessage() for r in caplog.records if r.name == "spanflow"]
+        assert re.search(why, warning)
+        assert re.search(why, rig.engine.info.spans_unsupported)
         prompt = await _in_thread(rig.prompt, [rig.document(1, 1), rig.document(2, 1)])
-        spans = await _in_thread(rig.one, prompt)
-        plain = await _in_thread(rig.one, SpanPrompt(prompt.token_ids))
-        assert spans.statuses == ["unsupported"] * 2
-        assert difference(spans, plain) == 0
+        (inner,) = await _in_thread(partial(rig.ask, rig.chat("Name a colour."), max_tokens=5, lease=Lease()))
+        for asked in (prompt, rig.judge([inner], repair=2)):
+            spans = await _in_thread(rig.one, asked)
+            plain = await _in_thread(rig.one, SpanPrompt(asked.token_ids))
+            assert spans.statuses == ["unsupported"] * len(asked.spans)
+            assert all(re.search(why, span.why) for span in spans.spans)
+            assert difference(spans, plain) == 0
+        await _in_thread(rig.assert_idle)
+        assert (await _in_thread(rig.audit))["leases"] == 0
     finally:
         await _in_thread(rig.close)
 
@@ -102,8 +128,9 @@ async def _in_thread(work: Any, *args: Any) -> Any:
     return await asyncio.to_thread(work, *args)
 
 
-async def _rig(model: Path) -> Rig:
-    return await _in_thread(lambda: Rig(model, {"in_process": True, "kv_cache_gib": 0.1, "max_model_len": 512}))
+async def _rig(model: Path, options: dict[str, Any]) -> Rig:
+    settings = {"in_process": True, "kv_cache_gib": 0.1, "max_model_len": 512} | options
+    return await _in_thread(Rig, model, settings)
 
 
 def stop_running(start_rig: Any) -> None:

@@ -138,18 +138,6 @@ def test_a_text_and_an_answer_of_the_same_tokens_share_nothing_behind_their_last
         engine.check()
 
 
-def judged(inner: list[SpanPrompt], answers: list[list[int]], has_spans: bool) -> SpanPrompt:
-    """A prompt that continues the first inner one with its answer, and takes the others over behind it."""
-    width = len(ANSWER)
-    ids, spans = [*inner[0].token_ids[:-width]], [*inner[0].spans]
-    for one, tokens in zip(inner, answers, strict=True):
-        first = len(ids)
-        ids += [*ANSWER, *tokens]
-        spans.append(Span(first, len(ids), SpanPrompt(one.token_ids[:-width], one.spans), 0, width))
-        ids.append(12)
-    return SpanPrompt((*ids, 60, *ANSWER), tuple(spans) if has_spans else ())
-
-
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("has_documents", [False, True])
 def test_a_continued_prompt_never_computes_more_than_stock(model_dir: Path, has_documents: bool, count: int) -> None:
@@ -166,7 +154,7 @@ def test_a_continued_prompt_never_computes_more_than_stock(model_dir: Path, has_
             names = [engine.send(one, 13, lease=Lease() if has_spans else None) for one in inner]
             engine.finish()
             before = computed(engine)
-            outer = engine.send(judged(inner, [engine.sent[name].tokens for name in names], has_spans))
+            outer = engine.send(continued(inner, [engine.sent[name].tokens for name in names], has_spans))
             engine.finish()
             engine.check()
             assert engine.statuses(outer).count("hit") == (len(inner[0].spans) + count) * has_spans
@@ -262,7 +250,7 @@ def test_a_prompt_that_continues_a_lease_consumes_it_once(model_dir: Path) -> No
     first = engine.send(inner, 9, lease=Lease(consumers=2))
     engine.finish()
     for num_left in (1, 0):
-        outer = engine.send(judged([inner], [engine.sent[first].tokens], has_spans=True))
+        outer = engine.send(continued([inner], [engine.sent[first].tokens], has_spans=True))
         engine.finish()
         assert engine.statuses(outer) == ["hit"]
         assert len(engine.scheduler.spans.residency.leases) == num_left
