@@ -140,8 +140,10 @@ class Rig:
         system: str = "You are a judge.",
         head: Sequence[int] | None = None,
     ) -> SpanPrompt:
-        """An outer prompt that takes the answers of `inner` over as spans, with the end of the prompt before each, behind
-        a system message or a given head."""
+        """An outer prompt that takes the answers of `inner` over as spans, with the end of the prompt before each.
+
+        They stand behind a system message or a given `head`.
+        """
         ids = self.encode(f"<|im_start|>system\n{system}<|im_end|>\n") if head is None else list(head)
         spans = []
         width = len(self.answer_header)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
+from spanflow.engine.assembly import Segment, assemble, source_maker
 from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
-from spanflow.engine.context import computed_whole, count_span, effective, in_context, stands_where_sampled, taken_range
+from spanflow.engine.context import computed_whole, count_span, effective, in_context
 from spanflow.engine.leases import Held, LeaseBook, tenant
 from spanflow.engine.protocol import EngineRequest, SpanReport, SpanStatus
-from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+from spanflow.lowering.prompt import Span, SpanPrompt
 
 
 @dataclass(slots=True)
@@ -27,22 +28,6 @@ class Admission:
     computed: int
     cached: int
     internal: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The sequence that a span, or the head, is taken from: `prompt` all of whose tokens have KV.
-
-    Positions `[start, end)` of the reader come from it, and are in its blocks `[first, last)`.
-    """
-
-    span: Span
-    prompt: SpanPrompt
-    start: int
-    end: int
-    first: int
-    last: int
-    is_head: bool = False
 
 
 @dataclass(slots=True)
@@ -164,7 +149,10 @@ class Residency:
             raise
         for held in done.leases:
             self.leases.consume(held, request.request_id)
-        reports = tuple(self._report(prompt, span, refused, done) for span in prompt.spans)
+        found = {
+            served.spans[s.span]: done.status.get(s.source.digest, "hit") for s in _segments(served) if s.span >= 0
+        }
+        reports = tuple(_report(prompt, span, refused, found) for span in prompt.spans)
         cached = len(prompt) - done.computed
         admission = Admission(request, served, done.blocks, reports, done.computed, cached, done.internal)
         self.running[request.request_id] = admission
@@ -201,18 +189,18 @@ class Residency:
         pinned: list[int] = []
         try:
             missing = []
-            sources = self._sources(prompt)
-            for source in sources:
-                if source.end > len(hits) * size:
-                    found = self._find_source(owner, prompt, source, done)
+            segments = _segments(prompt)
+            for segment in segments:
+                if segment.end > len(hits) * size:
+                    found = self._find_source(owner, prompt, segment, done)
                     pinned += found or []
-                    missing += [] if found else [source]
-            lacks_only_its_head = len(missing) == 1 and missing[0].is_head
-            for source in [] if lacks_only_its_head else missing:  # behind the others, which are safe by now
-                found = self._find_source(owner, prompt, source, done)
+                    missing += [] if found else [segment]
+            lacks_only_its_head = len(missing) == 1 and missing[0].span < 0
+            for segment in [] if lacks_only_its_head else missing:  # behind the others, which are safe by now
+                found = self._find_source(owner, prompt, segment, done)
                 pinned += found or []
                 if not found:
-                    yield self._making_source(owner, source, done, pinned)
+                    yield self._making_source(owner, segment, done, pinned)
             total = -(-(len(prompt) + room) // size)
             done.blocks = hits + self.pool.take(total - len(hits))
         except PoolFull:
@@ -221,70 +209,55 @@ class Residency:
         finally:
             self.pool.free(pinned)
         flags = in_context(prompt, last=keep_from is None)
-        for source in sources[lacks_only_its_head:]:
-            flags[source.start : min(source.end, len(prompt) - (keep_from is None))] = False
+        for segment in segments[lacks_only_its_head:]:
+            flags[segment.start : min(segment.end, len(prompt) - (keep_from is None))] = False
         done.computed = int(flags[len(hits) * size :].sum())
         self._register(owner, prompt, done.blocks, keep_from)
 
-    def _find_source(self, owner: Hashable, prompt: SpanPrompt, source: _Source, done: _Pass) -> list[int] | None:
-        """The blocks that a span is moved from, pinned, or None where some are missing."""
-        held = self.leases.find(owner, prompt, source.span)
+    def _find_source(self, owner: Hashable, prompt: SpanPrompt, segment: Segment, done: _Pass) -> list[int] | None:
+        """The blocks that a segment is moved from, pinned, or None where some are missing."""
+        source, is_head = segment.source, segment.span < 0
+        first = segment.source_start // self.block_size
+        last = -(-(segment.source_start + segment.end - segment.start) // self.block_size)
+        # A head has a source of its own, or that of the answer behind it.
+        is_answer = not is_head or len(source) > segment.end
+        held = self.leases.find(owner, prompt, prompt.spans[max(segment.span, 0)]) if is_answer else None
         if held is not None:
-            done.leases += [] if source.is_head else [held]
-            blocks = held.payload[source.first : source.last]
+            done.leases += [] if is_head else [held]
+            blocks = held.payload[first:last]
         else:
-            keys = block_keys(owner, source.prompt, self.block_size, tail=True)[source.first : source.last]
-            if self.pool.find(keys[-1]) is None and source.is_head:
-                keys[-1] = self._heads.get((owner, source.prompt.digest), keys[-1])
+            keys = block_keys(owner, source, self.block_size, tail=True)[first:last]
+            if self.pool.find(keys[-1]) is None and is_head:
+                keys[-1] = self._heads.get((owner, source.digest), keys[-1])
             blocks = [block for key in keys if (block := self.pool.find(key)) is not None]
             if len(blocks) < len(keys):
                 return None
-        done.status.setdefault(source.prompt.digest, "hit")
-        self._known.add((owner, source.prompt.digest))
+        done.status.setdefault(source.digest, "hit")
+        self._known.add((owner, source.digest))
         self.pool.touch(blocks)
         for block in blocks:
             self.pool.keep(block)
         return blocks
 
-    def _making_source(self, owner: Hashable, source: _Source, done: _Pass, pinned: list[int]) -> _Steps:
+    def _making_source(self, owner: Hashable, segment: Segment, done: _Pass, pinned: list[int]) -> _Steps:
         """Compute a missing source behind its anchor, and add its blocks to what is pinned."""
-        known = (owner, source.prompt.digest) in self._known
+        source, first = segment.source, segment.source_start // self.block_size
+        known = (owner, source.digest) in self._known
         made = _Pass()
         try:
-            yield self._resolving(owner, source.prompt, 0, source.first, made)
+            yield self._resolving(owner, source, 0, first, made)
         finally:
             done.internal += made.computed + made.internal
-        done.status[source.prompt.digest] = "evicted" if known else "new"
-        blocks = made.blocks[source.first :]
+        done.status[source.digest] = "evicted" if known else "new"
+        blocks = made.blocks[first:]
         self.pool.touch(blocks)
         self.pool.free(made.blocks)
-        self._known.add((owner, source.prompt.digest))
+        self._known.add((owner, source.digest))
         pinned += blocks
-
-    def _sources(self, prompt: SpanPrompt) -> list[_Source]:
-        """What the spans are taken from, and the head before them: its KV too must be there before a span behind it is.
-
-        An answer that stands where it was sampled brings the head, or what stands between it and the span before.
-        """
-        found: list[_Source] = []
-        size, spans = self.block_size, effective(prompt).spans
-        for number, span in enumerate(spans):
-            start, end = taken_range(span)
-            source, first = _source_of(prompt, span), len(span.anchor) // size
-            stands = stands_where_sampled(prompt, number)
-            if number == 0 and span.start:
-                head = Span(0, span.start, NO_ANCHOR)
-                whose = (span, source) if stands else (head, _source_of(prompt, head))
-                found.append(_Source(*whose, 0, span.start, 0, -(-span.start // size), is_head=True))
-            elif stands and not span.repair:
-                start = found[-1].end
-                first = start // size
-            found.append(_Source(span, source, start, end, first, -(-len(source) // size)))
-        return found
 
     def _too_long(self, prompt: SpanPrompt) -> str:
         """Why the source of a span cannot be made, or ''."""
-        num_tokens = max((len(source.prompt) for source in self._sources(prompt)), default=0)
+        num_tokens = max((len(segment.source) for segment in _segments(prompt)), default=0)
         if num_tokens < self.max_model_len:
             return ""
         return f"a span behind its anchor has {num_tokens} tokens, too many for the window of {self.max_model_len}"
@@ -294,28 +267,31 @@ class Residency:
         assembled_from = prompt.spans[0].start if prompt.spans else len(prompt)
         keys = block_keys(owner, prompt, size, tail=keep_from is not None)
         if keep_from is None and prompt.spans and assembled_from % size and assembled_from // size < len(keys):
-            head = self._sources(prompt)[0].prompt
-            self._heads[owner, head.digest] = keys[assembled_from // size]
+            self._heads[owner, _segments(prompt)[0].source.digest] = keys[assembled_from // size]
         for index, key in enumerate(keys):
             is_copy = (index + 1) * size > assembled_from and (keep_from is None or index < keep_from)
             self.pool.register(blocks[index], key, is_copy=is_copy)
 
-    def _report(self, prompt: SpanPrompt, span: Span, refused: dict[Span, str], done: _Pass) -> SpanReport:
-        if span in refused:
-            return SpanReport(span.start, span.end, "unsupported", computed=len(span), why=refused[span])
-        if (whole := computed_whole(span)) is not None:
-            return whole
-        moved, repaired, computed = count_span(prompt, span)
-        status = done.status.get(_source_of(prompt, span).digest, "hit")
-        return SpanReport(span.start, span.end, status, moved, repaired, computed)
 
-
-def _source_of(prompt: SpanPrompt, span: Span) -> SpanPrompt:
-    """All tokens with KV of what a span is taken from."""
-    return effective(span.anchor).followed_by(prompt.token_ids[span.start : taken_range(span)[1]])
+def _segments(prompt: SpanPrompt) -> list[Segment]:
+    """What is moved into a prompt: its KV must be there before it is assembled."""
+    prompt = effective(prompt)
+    if not prompt.spans:
+        return []
+    return [segment for segment in assemble(prompt, source_maker()).segments if segment.start < segment.end]
 
 
 def _without(prompt: SpanPrompt, refused: dict[Span, str]) -> SpanPrompt:
     """The prompt without the spans that are refused, and without those of which nothing would be moved."""
     kept = tuple(span for span in prompt.spans if span not in refused)
     return effective(SpanPrompt(prompt.token_ids, kept) if refused else prompt)
+
+
+def _report(
+    prompt: SpanPrompt, span: Span, refused: Mapping[Span, str], found: Mapping[Span, SpanStatus]
+) -> SpanReport:
+    if span in refused:
+        return SpanReport(span.start, span.end, "unsupported", computed=len(span), why=refused[span])
+    if (whole := computed_whole(span)) is not None:
+        return whole
+    return SpanReport(span.start, span.end, found[span], *count_span(prompt, span))

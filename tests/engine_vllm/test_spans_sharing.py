@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, BLOCK, CLOSING, document, judge, judge_of_many, plain, prompt, start
+from symbolic_prompts import ANSWER, BLOCK, CLOSING, continued, document, judge, judge_of_many, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import Span, SpanPrompt

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
+from spanflow.engine.assembly import Assembly, assemble
 from spanflow.engine.context import effective
-from spanflow.engine.vllm.assembly import Assembly, assemble
 from spanflow.engine.vllm.contract import Request
 from spanflow.engine.vllm.payload import Ask, decode
 from spanflow.engine.vllm.state import SourceState, SpanRequest

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.assembly import Assembly, Segment
+from spanflow.engine.assembly import Assembly, Segment
 from spanflow.engine.vllm.contract import KVCacheBlock, KVCacheBlocks
 from spanflow.engine.vllm.copies import Found, Relocated
 from spanflow.engine.vllm.state import SourceState, SpanRequest

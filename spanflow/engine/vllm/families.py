@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.assembly import Range, split
+from spanflow.engine.assembly import Range, split
 from spanflow.engine.vllm.contract import AsyncScheduler, RequestStatus, SchedulerOutput
 from spanflow.engine.vllm.spawn import internal_request
 from spanflow.engine.vllm.state import Family, SpanRequest

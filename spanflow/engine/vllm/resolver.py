@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from spanflow.engine.assembly import Assembly, behind, with_head_in_context
 from spanflow.engine.vllm.admission import serve, tenant
 from spanflow.engine.vllm.assembler import Assembler
-from spanflow.engine.vllm.assembly import Assembly, behind, with_head_in_context
 from spanflow.engine.vllm.connector import SpanConnector
 from spanflow.engine.vllm.contract import (
     KVCacheBlock,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from spanflow.engine.assembly import Assembly, MakeSource, Range, Segment, source_maker
 from spanflow.engine.context import computed_whole
 from spanflow.engine.protocol import SpanReport, SpanStatus
-from spanflow.engine.vllm.assembly import Assembly, MakeSource, Range, Segment, source_maker
 from spanflow.engine.vllm.contract import Request
 from spanflow.engine.vllm.hashing import NO_KEYS, SourceKeys
 from spanflow.engine.vllm.payload import Ask

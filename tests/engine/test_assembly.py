@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from span_prompts import span_prompts
 
+from spanflow.engine.assembly import assemble, behind, source_maker, split
 from spanflow.engine.context import effective, in_context, taken_range
-from spanflow.engine.vllm.assembly import assemble, behind, source_maker, split
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
 
