@@ -20,6 +20,7 @@ from spanflow.cli.settings import (
     Options,
     Retrievers,
     RungName,
+    SomeFiles,
     open_session,
 )
 
@@ -142,25 +143,15 @@ def fmt(
         raise typer.Exit(format_files(files, output, check=check, diff=diff, width=width))
 
 
-def _checks(wanted: bool) -> None:
-    if wanted:
-        from spanflow.optimizer.lint import CHECKS
-
-        typer.echo("\n".join(f"{check.code}  {check.what}" for check in CHECKS))
-        raise typer.Exit
-
-
 @app.command()
 def lint(
-    files: Files,
+    files: SomeFiles = None,
     ignore: Annotated[
         list[str] | None, typer.Option(help="Codes of checks to leave out.", metavar="SF003[,SF005]")
     ] = None,
     max_model_len: Annotated[int | None, typer.Option(help="The model's window, in tokens.", min=1)] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of answers that name no bound.", min=1)] = 256,
-    checks: Annotated[
-        bool, typer.Option("--checks", help="Show what is checked, and end.", callback=_checks, is_eager=True)
-    ] = False,
+    checks: Annotated[bool, typer.Option("--checks", help="Show what is checked, and end.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -177,6 +168,12 @@ def lint(
     with reporting(as_json=as_json, debug=debug) as output:
         from spanflow.cli.written import lint_files
 
+        if checks:
+            what = {check.code: check.what for check in CHECKS}
+            output.show(what, "\n".join(f"{code}  {text}" for code, text in what.items()))
+            raise typer.Exit
+        if not files:
+            raise typer.BadParameter("name queries to look at, as files, or --checks")
         found = lint_files(files, output, ignore=ignored, max_model_len=max_model_len, max_tokens=max_tokens)
         raise typer.Exit(found)
 

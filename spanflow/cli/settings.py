@@ -45,10 +45,10 @@ def _must_be_file(file: Path) -> Path:
     return file
 
 
-def _with_contents(given: list[Path]) -> list[Path]:
+def _with_contents(given: list[Path] | None) -> list[Path]:
     """The files, and in place of a directory those that hold the text form below it. Refuses names of nothing."""
     files: list[Path] = []
-    for path in given:
+    for path in given or ():
         if path.is_dir():
             found = sorted(file for file in path.rglob("*.span") if file.is_file())
             if not found:
@@ -67,13 +67,12 @@ File = Annotated[
         callback=_must_be_file,
     ),
 ]
-Files = Annotated[
-    list[Path],
-    typer.Argument(
-        help="Queries, as files; - is stdin, and a directory stands for the .span files below it.",
-        callback=_with_contents,
-    ),
-]
+_FILES = typer.Argument(
+    help="Queries, as files; - is stdin, and a directory stands for the .span files below it.",
+    callback=_with_contents,
+)
+Files = Annotated[list[Path], _FILES]
+SomeFiles = Annotated[list[Path] | None, _FILES]
 
 
 def engine_options(given: list[str] | None) -> dict[str, Any]:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from multiprocessing import spawn
 from typing import Any
+
+#: What a process that lost its parent gets to end by itself.
+_SECONDS_TO_END = 10
 
 _lock = threading.Lock()
 _inside = 0
@@ -45,3 +52,21 @@ def _without_main(name: str) -> Any:
     if not _is_inside.get():
         return data
     return {key: value for key, value in data.items() if not key.startswith("init_main_from_")}
+
+
+def end_with_parent() -> None:
+    """End this process, a child made by multiprocessing, when its parent is gone, however that ended.
+
+    It is asked to end, and killed where it has not done so after some seconds. Does nothing in any other process.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(_SECONDS_TO_END)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True, name="spanflow-parent").start()

@@ -230,6 +230,9 @@ def test_lint_shows_what_it_checks() -> None:
     done = invoke("lint", "--checks")
     assert done.exit_code == 0
     assert done.stdout.splitlines() == [f"{check.code}  {check.what}" for check in CHECKS]
+    for arguments in (("--checks", "--json"), ("--json", "--checks", "-")):
+        assert json.loads(invoke("lint", *arguments).stdout) == {check.code: check.what for check in CHECKS}
+    assert invoke("lint").exit_code == 2
 
 
 def test_codes_to_ignore_may_stand_in_a_list() -> None:

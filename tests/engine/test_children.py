@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from multiprocessing import spawn
 from pathlib import Path
+
+import psutil
+import pytest
 
 from spanflow.engine.children import without_main_module
 
@@ -70,3 +74,38 @@ async def test_processes_of_others_are_left_alone_meanwhile() -> None:
     assert await asyncio.to_thread(has_main)
     over.set()
     assert await task == (False, False)
+
+
+CHILD = """
+import multiprocessing, os, signal, sys, time
+from spanflow.engine import children
+
+def child(is_deaf):
+    if is_deaf:
+        children._SECONDS_TO_END = 0.5
+        signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+    children.end_with_parent()
+    print(os.getpid(), flush=True)
+    while True:
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    children.end_with_parent()
+    multiprocessing.get_context("spawn").Process(target=child, args=(sys.argv[1:] == ["deaf"],)).start()
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", ["", "deaf"])
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGKILL])
+def test_a_child_ends_with_its_parent(tmp_path: Path, ends: signal.Signals, how: str) -> None:
+    """However the parent is ended, and also where the child will not hear of it."""
+    program = tmp_path / "program.py"
+    program.write_text(CHILD)
+    parent = subprocess.Popen([sys.executable, program, how], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    parent.send_signal(ends)
+    parent.wait(10)
+    assert psutil.wait_procs([child], timeout=10)[1] == []
+    assert parent.stdout.read() == ("asked\n" if how else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -39,3 +41,25 @@ def test_a_killed_engine_is_said_and_swept_up(model_dir: Path, start_rig: Callab
         assert time.monotonic() - begun < 5
     _, alive = psutil.wait_procs(ours, timeout=10)
     assert [child for child in alive if child.memory_info().rss > 2**26] == []
+
+
+PROGRAM = """
+import sys, time
+from spanflow import Session
+
+with Session(sys.argv[1], max_model_len=2048) as session:
+    print("up", flush=True)
+    session.run("Tell me a very long story.", max_tokens=1900)
+"""
+
+
+def test_no_engine_is_left_of_a_killed_program(model_dir: Path, start_rig: Callable[..., Any]) -> None:
+    start_rig.stop()  # type: ignore[attr-defined]
+    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(model_dir)], stdout=subprocess.PIPE, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "up\n"
+    ours = psutil.Process(program.pid).children(recursive=True)
+    assert sum(child.memory_info().rss > 2**28 for child in ours) > 0
+    program.terminate()
+    program.wait(10)
+    assert psutil.wait_procs(ours, timeout=20)[1] == []

@@ -57,8 +57,9 @@ def versions() -> dict[str, str]:
     return {"torch": torch.__version__, "python": platform.python_version()}
 
 
-def span_arguments(headers: list[list[int]], audit_steps: bool) -> dict[str, Any]:
-    """The engine arguments that put the span scheduler and its connector into vLLM."""
+def span_arguments(headers: list[list[int]], audit_steps: bool, own_process: bool = False) -> dict[str, Any]:
+    """The engine arguments that put the span scheduler and its connector into vLLM; with `own_process` its process ends
+    with the one that started it."""
     return {
         "scheduler_cls": "spanflow.engine.vllm.scheduler.SpanScheduler",
         "kv_transfer_config": KVTransferConfig(
@@ -66,7 +67,7 @@ def span_arguments(headers: list[list[int]], audit_steps: bool) -> dict[str, Any
             kv_connector_module_path="spanflow.engine.vllm.connector",
             # A producer: as a consumer vLLM would defer the frees of all requests.
             kv_role="kv_producer",
-            kv_connector_extra_config={"headers": headers, "audit_steps": audit_steps},
+            kv_connector_extra_config={"headers": headers, "audit_steps": audit_steps, "own_process": own_process},
         ),
     }
 

@@ -99,7 +99,7 @@ class VllmEngine:
             arguments["max_loras"] = max(arguments["max_loras"], len(adapters) + 1)
         if spans:
             tokenizer = await asyncio.to_thread(backend.load_vllm_tokenizer, arguments)
-            arguments |= backend.span_arguments(headers=_headers(tokenizer), audit_steps=audit_steps)
+            arguments |= backend.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
         say(f"starting vLLM {contract.version()} on {model}")
         started = await backend.start(arguments, in_process=in_process)
         info = EngineInfo(

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spanflow.engine.assembly import Assembly, behind, with_head_in_context
+from spanflow.engine.children import end_with_parent
 from spanflow.engine.vllm.admission import serve, tenant
 from spanflow.engine.vllm.assembler import Assembler
 from spanflow.engine.vllm.connector import SpanConnector
@@ -60,6 +61,8 @@ class Resolver:
         if not self.unsupported and scheduler.hash_block_size != scheduler.block_size:
             self.unsupported = f"its blocks of {scheduler.block_size} are hashed by {scheduler.hash_block_size} tokens"
         self.audit_steps = bool(extra.get("audit_steps"))
+        if extra.get("own_process"):
+            end_with_parent()
         self.residency = Residency(self.manager.block_pool)
         self.copies = Copies(self.manager.block_pool, self.residency.by_block)
         self.known: dict[str, SpanRequest] = {}
