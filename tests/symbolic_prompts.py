@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,14 @@ def prompt(*documents: tuple[int, ...], repair: int = 0, question: int = 10) -> 
         spans.append(Span(len(ids), len(ids) + len(tokens), SpanPrompt(HEADER), repair))
         ids += tokens
     return SpanPrompt((*ids, *range(40, 40 + question), *ANSWER), tuple(spans))
+
+
+def behind(head: int, *documents: tuple[int, ...], question: int = 10) -> SpanPrompt:
+    """Documents behind a head of so many tokens, and a question."""
+    asked = prompt(*documents, question=question)
+    more = head - asked.spans[0].start
+    spans = tuple(replace(span, start=span.start + more, end=span.end + more) for span in asked.spans)
+    return SpanPrompt((*range(700, 700 + head - 3), *HEADER, *asked.token_ids[asked.spans[0].start :]), spans)
 
 
 def conversation(groups: int, documents: int, length: int = 6, question: int = 3) -> SpanPrompt:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
+from pathlib import Path
 
 import pytest
+from symbolic_prompts import document, prompt, start
 
 pytestmark = pytest.mark.vllm
 
@@ -48,3 +51,51 @@ def test_counters_in_prometheus_format() -> None:
     text = generate_latest(registry).decode()
     assert 'spanflow:moved_tokens_total{engine="0",model_name="m"} 42.0' in text
     assert all(public in text for public, _ in COUNTERS.values())
+
+
+def test_what_requests_count_in_vllms_own_registry(model_dir: Path) -> None:
+    """From the scheduler by way of vLLM's classes for a connector's numbers, in its log and in Prometheus' format."""
+    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import Counter as PromCounter
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
+
+    from spanflow.engine.vllm.metrics import COUNTERS
+
+    engine = start(model_dir, 12)
+    config = engine.scheduler.vllm_config
+    registry = CollectorRegistry()
+
+    class Prom(KVConnectorProm):  # type: ignore[misc]
+        _counter_cls = partial(PromCounter, registry=registry)
+
+    prom = Prom(config, ["engine"], {0: ["0"]})
+    log = KVConnectorLogging(config.kv_transfer_config)
+    for asked in (
+        prompt(document(0), document(1), repair=4),
+        prompt(document(1), document(0), repair=4),
+        prompt(document(2), document(3)),
+        prompt(document(0)),
+        prompt(*[document(n) for n in range(5)]),
+    ):
+        engine.send(asked)
+        engine.finish()
+        data = engine.scheduler.connector.get_kv_connector_stats().data
+        prom.observe(data)
+        log.observe(data)
+    lines = dict(line.rsplit(" ", 1) for line in generate_latest(registry).decode().splitlines() if line[0] != "#")
+    found = {
+        name: float(lines[f'{public}_total{{engine="0"}}']) for name, (public, _) in COUNTERS.items() if name != "sources"
+    }
+    assert found == {
+        "hits": 2,
+        "misses": 5,
+        "evicted": 1,
+        "unsupported": 5,
+        "ranges": 4,
+        "context_tokens": 4 * 4,
+        "moved_tokens": 0,
+        "fallen": 0,
+    }
+    said: list[str] = []
+    log.log(said.append)
+    assert "evicted=1" in said[0]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import BLOCK, HEADER, continued, document, judge, plain, prompt, start
+from symbolic_prompts import BLOCK, HEADER, behind, continued, document, judge, plain, prompt, start
 
 from spanflow.engine.protocol import EngineRequest, Lease, SpanReport
 from spanflow.engine.residency import Residency
@@ -113,14 +113,6 @@ def test_a_head_that_is_new(model_dir: Path, head: int) -> None:
     assert both.ask(behind(head, document(2, 30), document(0)))[0][1:] == (head + 70, 0)
     assert both.ask(behind(head, document(1)))[0][1:] == (head + 40, 43)
     assert both.ask(behind(head, document(1), document(0)))[0][1:] == (head + 80, 0)
-
-
-def behind(head: int, *documents: tuple[int, ...], question: int = 10) -> SpanPrompt:
-    """Documents behind a head of so many tokens, and a question."""
-    asked = prompt(*documents, question=question)
-    more = head - asked.spans[0].start
-    spans = tuple(replace(span, start=span.start + more, end=span.end + more) for span in asked.spans)
-    return SpanPrompt((*range(700, 700 + head - 3), *HEADER, *asked.token_ids[asked.spans[0].start :]), spans)
 
 
 def test_a_prompt_that_cannot_be_served(model_dir: Path) -> None:

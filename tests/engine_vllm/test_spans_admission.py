@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, HEADER, document, judge, plain, prompt, start
+from symbolic_prompts import ANSWER, HEADER, behind, document, judge, judge_of_many, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
@@ -72,6 +72,18 @@ def test_an_anchor_s_own_spans_must_fit_the_pool(model_dir: Path) -> None:
     outer = one(engine, judge(inner, engine.sent[first].tokens))
     assert engine.statuses(outer) == ["unsupported"]
     assert "of the KV pool's 13" in engine.whys(outer)[0]
+
+
+@pytest.mark.parametrize("lengths", [(4, 40), (40, 4), (4, 4)])
+def test_the_longest_source_behind_an_anchor_must_fit_the_pool(model_dir: Path, lengths: tuple[int, int]) -> None:
+    """Two answers to one prompt behind a long head, which is shared and stays where a source is assembled."""
+    engine = start(model_dir, 17, max_model_len=256)
+    inner = behind(96, document(0, 15))
+    answers = [engine.sent[one(engine, inner, length, lease=Lease())].tokens for length in lengths]
+    outer = one(engine, judge_of_many(inner, answers))
+    fits = 40 not in lengths
+    assert engine.statuses(outer) == (["hit"] if fits else ["unsupported"]) * 2
+    assert fits or "of the KV pool's 16" in engine.whys(outer)[0]
 
 
 def test_a_long_answer_needs_no_room_behind_a_source(model_dir: Path) -> None:

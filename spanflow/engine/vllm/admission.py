@@ -67,6 +67,7 @@ def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) ->
     params = request.sampling_params
     state.exact = why_exact(spans, state, params.max_tokens or 1 if params is not None else 1)
     if state.exact:
+        spans.counters["unsupported"] += len(kept.spans)
         return
     # The request's own hashes must know of the spans before anybody looks its prefix up.
     request.block_hashes.clear()

@@ -62,6 +62,7 @@ class Families:
         self.waiting[parent.request_id] = family
         self.assembling |= family.makes
         self.spans.counters["ranges"] += len(pieces)
+        self.spans.counters["context_tokens"] += sum(end - start for start, end in pieces)
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """Check each family's order; those whose parent ran are done."""

@@ -16,6 +16,9 @@ COUNTERS: Mapping[str, tuple[str, str]] = {
     "fallen": ("spanflow:fallen_families", "Assemblies begun again because a part of them was preempted."),
     "hits": ("spanflow:span_hits", "Spans whose KV was found."),
     "misses": ("spanflow:span_misses", "Spans whose KV was new or evicted."),
+    "evicted": ("spanflow:span_evictions", "Spans whose KV had been here and was evicted; they are misses too."),
+    "unsupported": ("spanflow:spans_unsupported", "Spans that were computed in full context, as no span."),
+    "context_tokens": ("spanflow:context_tokens", "Tokens of the ranges that were computed in context."),
 }
 
 

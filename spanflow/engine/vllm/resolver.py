@@ -288,6 +288,7 @@ class Resolver:
                 evicted = key in self.residency.seen and key not in self.by_source
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
                 self.counters["hits" if blocks else "misses"] += segment.span >= 0
+                self.counters["evicted"] += segment.span >= 0 and source.status == "evicted"
                 noted.append(key)
         for key in noted:  # Not before: a span that stands twice in a prompt is new in both places.
             self.residency.seen.keep(key, None)
