@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,13 @@ async def _engine(host: Any) -> Any:
     return host.engine
 
 
+_OPENING = "<|im_start|>assistant\n"
+
+
+async def _encode(text: str, host: Any) -> list[int]:
+    return list(host.engine.tokenizer.encode(text, add_special_tokens=False))
+
+
 @pytest.mark.parametrize("question", [(), (user("Which is best?"),)], ids=["", "question"])
 @pytest.mark.parametrize("number", [2, 4])
 def test_a_judge_takes_the_kv_of_its_candidates_over(
@@ -125,9 +133,11 @@ def test_a_judge_takes_the_kv_of_its_candidates_over(
     # all that was sampled but the last token comes from the candidates' own KV
     assert result.usage.cached >= sum(len(answer.token_ids) - 1 for answer in answers)
     outer = heard[-1]
-    # What closes a turn comes from there as well.
+    # What closes a turn comes from there as well: all of it behind an answer that was cut off.
     assert all(one.end == other.start for one, other in pairwise(outer.prompt.spans))
     assert {answer.finish_reason for answer in answers} == {"length"}
+    opening, closing = (len(vllm_session.on_host(partial(_encode, text))) for text in (_OPENING, "<|im_end|>\n"))
+    assert [span.num_taken for span in outer.prompt.spans] == [opening, *[closing + opening] * (number - 1)]
     judge.check(outer)
 
 
