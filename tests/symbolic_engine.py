@@ -247,6 +247,7 @@ class SymbolicEngine:
         self.lag = lag
         self.sent: dict[str, Sent] = {}
         self.steps: list[SchedulerOutput] = []
+        self.reported: list[dict[str, Any]] = []
         self._names = itertools.count()
         self._running: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
 
@@ -289,6 +290,8 @@ class SymbolicEngine:
         if not self._running:
             return
         for client in self.scheduler.update_from_output(*self._running.popleft()).values():
+            if client.scheduler_stats is not None and client.scheduler_stats.kv_connector_stats:
+                self.reported.append(client.scheduler_stats.kv_connector_stats)
             for output in client.outputs:
                 sent = self.sent[output.request_id]
                 sent.tokens += output.new_token_ids

@@ -165,6 +165,8 @@ def lint(
     ignored = [code.strip().upper() for codes in ignore or () for code in codes.split(",")]
     if unknown := [code for code in ignored if code not in known]:
         raise typer.BadParameter(f"there is no check {', '.join(unknown)}; checks are {', '.join(known)}")
+    if not files and not checks:
+        raise typer.BadParameter("name queries to look at, as files, or --checks")
     with reporting(as_json=as_json, debug=debug) as output:
         from spanflow.cli.written import lint_files
 
@@ -172,9 +174,7 @@ def lint(
             what = {check.code: check.what for check in CHECKS}
             output.show(what, "\n".join(f"{code}  {text}" for code, text in what.items()))
             raise typer.Exit
-        if not files:
-            raise typer.BadParameter("name queries to look at, as files, or --checks")
-        found = lint_files(files, output, ignore=ignored, max_model_len=max_model_len, max_tokens=max_tokens)
+        found = lint_files(files or [], output, ignore=ignored, max_model_len=max_model_len, max_tokens=max_tokens)
         raise typer.Exit(found)
 
 

@@ -123,7 +123,6 @@ class Residency:
     def reset(self) -> None:
         """Forget what is cached and all leases; running requests keep their blocks."""
         self.leases.clear()
-        self._known.clear()
         self._heads.clear()
         self.pool.forget()
 

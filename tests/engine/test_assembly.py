@@ -88,14 +88,17 @@ def test_an_answer_that_stands_where_it_was_sampled_brings_what_is_before_it(rep
     ids = tuple(range(100, 150))
     head, text = SpanPrompt(ids[:5]), Span(20, 30, NO_ANCHOR)
     answer = Span(5, 15, head, repair, 3)
-    moved = assemble(SpanPrompt(ids, (answer, text))).segments
+    moved = assemble(SpanPrompt(ids, (answer, text)), source_maker()).segments
     assert [(s.start, s.end, len(s.source)) for s in moved] == [(0, 5, 14), (5 + repair, 14, 14), (20, 30, 10)]
     later = Span(40, 48, SpanPrompt(ids[:40], (answer, text)), repair, 3)
-    moved = assemble(SpanPrompt(ids, (answer, text, later))).segments
+    moved = assemble(SpanPrompt(ids, (answer, text, later)), source_maker()).segments
     assert (moved[-1].start, moved[-1].delta, len(moved[-1].source)) == (43 if repair else 30, 0, 47)
     for other in (SpanPrompt(ids[:40]), SpanPrompt(ids[1:40], (text,))):
-        assert assemble(SpanPrompt(ids, (text, replace(later, anchor=other)))).segments[-1].start == 40 + repair
-    assert len(assemble(SpanPrompt(ids, (Span(5, 15, head, repair),))).segments[0].source) == 5
+        assert (
+            assemble(SpanPrompt(ids, (text, replace(later, anchor=other))), source_maker()).segments[-1].start
+            == 40 + repair
+        )
+    assert len(assemble(SpanPrompt(ids, (Span(5, 15, head, repair),)), source_maker()).segments[0].source) == 5
 
 
 @pytest.mark.parametrize("repair", [0, 3])

@@ -102,10 +102,10 @@ def test_a_child_ends_with_its_parent(tmp_path: Path, ends: signal.Signals, how:
     """However the parent is ended, and also where the child will not hear of it."""
     program = tmp_path / "program.py"
     program.write_text(CHILD)
-    parent = subprocess.Popen([sys.executable, program, how], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    child = psutil.Process(int(parent.stdout.readline()))
-    parent.send_signal(ends)
-    parent.wait(10)
-    assert psutil.wait_procs([child], timeout=10)[1] == []
-    assert parent.stdout.read() == ("asked\n" if how else "")
+    with subprocess.Popen([sys.executable, program, how], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        parent.send_signal(ends)
+        parent.wait(10)
+        assert psutil.wait_procs([child], timeout=10)[1] == []
+        assert parent.stdout.read() == ("asked\n" if how else "")

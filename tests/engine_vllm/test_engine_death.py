@@ -55,11 +55,12 @@ with Session(sys.argv[1], max_model_len=2048) as session:
 
 def test_no_engine_is_left_of_a_killed_program(model_dir: Path, start_rig: Callable[..., Any]) -> None:
     start_rig.stop()  # type: ignore[attr-defined]
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(model_dir)], stdout=subprocess.PIPE, text=True)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "up\n"
-    ours = psutil.Process(program.pid).children(recursive=True)
-    assert sum(child.memory_info().rss > 2**28 for child in ours) > 0
-    program.terminate()
-    program.wait(10)
-    assert psutil.wait_procs(ours, timeout=20)[1] == []
+    command = [sys.executable, "-c", PROGRAM, str(model_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "up\n"
+        ours = psutil.Process(program.pid).children(recursive=True)
+        assert sum(child.memory_info().rss > 2**28 for child in ours) > 0
+        program.terminate()
+        program.wait(10)
+        assert psutil.wait_procs(ours, timeout=20)[1] == []

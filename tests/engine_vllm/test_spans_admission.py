@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, HEADER, behind, document, judge, judge_of_many, plain, prompt, start
+from symbolic_prompts import ANSWER, CLOSING, HEADER, behind, document, judge, judge_of_many, plain, prompt, start
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
@@ -79,6 +79,7 @@ def test_the_longest_source_behind_an_anchor_must_fit_the_pool(model_dir: Path, 
     """Two answers to one prompt behind a long head, which is shared and stays where a source is assembled."""
     engine = start(model_dir, 17, max_model_len=256)
     inner = behind(96, document(0, 15))
+    inner = SpanPrompt((*inner.token_ids[:-3], CLOSING, *ANSWER), inner.spans)
     answers = [engine.sent[one(engine, inner, length, lease=Lease())].tokens for length in lengths]
     outer = one(engine, judge_of_many(inner, answers))
     fits = 40 not in lengths

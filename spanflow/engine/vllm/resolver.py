@@ -330,9 +330,12 @@ class Resolver:
         request = internal_request(name, prompt.token_ids, parent, hasher)
         self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
         self.by_source[source.keys.key] = name
-        if prompt.spans:
-            serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))
-        state.internal_tokens += len(prompt) - self.manager.get_computed_blocks(request)[1]
+        root = state.root or state
+        if prompt.spans:  # What of it is computed is counted once it is assembled.
+            ask = Ask(spans=prompt.spans)
+            serve(self, SpanRequest(request, ask, prompt, make=state.make, keys=state.keys, root=root))
+        else:
+            root.internal_tokens += len(prompt) - self.manager.get_computed_blocks(request)[1]
         queue_before(self.scheduler, request, parent)
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:

@@ -35,7 +35,9 @@ class SpanRequest:
     `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
     context, where they are. `taken` are the segments whose sources the request took over, and how
     often their keys were rotated so far. `makes` names the source that a prefetch makes of its prompt.
-    `make` and `keys` are shared with what is spawned for the request: each source is made and hashed once.
+    `make` and `keys` are shared with what is spawned for the request: each source is made and hashed once. `root` is
+    the caller's request that an internal one was spawned for, at any depth; its `internal_tokens` count what was
+    computed for it.
     """
 
     request: Request
@@ -52,6 +54,7 @@ class SpanRequest:
     makes: Hashable = None
     make: MakeSource = field(default_factory=source_maker)
     keys: dict[SpanPrompt, SourceKeys] = field(default_factory=lambda: {NO_ANCHOR: NO_KEYS})
+    root: SpanRequest | None = None
 
     def source(self, segment: Segment) -> SourceState:
         """The source that a segment is moved from."""
