@@ -67,13 +67,13 @@ def cold_and_warm(rig: Rig, judge: Judge) -> None:
     judge.check(cold, warm, rig.one(rig.prompt(documents[::-1])))
 
 
-def conversation(rig: Rig, repair: int = 0) -> SpanPrompt:
+def conversation(rig: Rig, repair: int = 0, num_sentences: int = 2) -> SpanPrompt:
     """Two groups of spans with a turn between them, behind a head of more than a block of 32."""
     ids = rig.encode("<|im_start|>system\n" + "Answer from the documents. " * 6 + "<|im_end|>\n")
     spans: list[Span] = []
     for turn in range(2):
         ids += rig.header
-        for document in (rig.document(turn, 2), rig.document(turn + 4, 2)):
+        for document in (rig.document(turn, num_sentences), rig.document(turn + 4, num_sentences)):
             spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(rig.header), repair))
             ids += document
         ids += [*rig.encode(f"\nQuestion {turn}, which takes a few words?<|im_end|>\n"), *rig.answer_header]

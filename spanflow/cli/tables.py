@@ -162,7 +162,8 @@ def judge_tables(report: JudgeReport) -> list[Any]:
     ]
     lines = [
         f"Median TTFT of the judge: {_seconds(report.ttft)} against {_seconds(report.stock_ttft)}: {ratio}, with "
-        f"{report.num_candidates} candidates at temperature {report.temperature:g}."
+        f"{report.num_candidates} candidates at temperature {report.temperature:g}. Stock is the same text with full "
+        "attention and prefix caching, on the same engine."
     ]
     if report.spans_unsupported:
         lines.append(f"Spans ran with full attention: {report.spans_unsupported}.")

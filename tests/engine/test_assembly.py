@@ -94,10 +94,8 @@ def test_an_answer_that_stands_where_it_was_sampled_brings_what_is_before_it(rep
     moved = assemble(SpanPrompt(ids, (answer, text, later)), source_maker()).segments
     assert (moved[-1].start, moved[-1].delta, len(moved[-1].source)) == (43 if repair else 30, 0, 47)
     for other in (SpanPrompt(ids[:40]), SpanPrompt(ids[1:40], (text,))):
-        assert (
-            assemble(SpanPrompt(ids, (text, replace(later, anchor=other))), source_maker()).segments[-1].start
-            == 40 + repair
-        )
+        elsewhere = SpanPrompt(ids, (text, replace(later, anchor=other)))
+        assert assemble(elsewhere, source_maker()).segments[-1].start == 40 + repair
     assert len(assemble(SpanPrompt(ids, (Span(5, 15, head, repair),)), source_maker()).segments[0].source) == 5
 
 

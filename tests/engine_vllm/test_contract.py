@@ -19,7 +19,8 @@ import pytest
 
 import spanflow
 
-FOLDER = Path(spanflow.__file__).parent / "engine" / "vllm"
+PACKAGE = Path(spanflow.__file__).parent
+FOLDER = PACKAGE / "engine" / "vllm"
 SOURCES = sorted(FOLDER.glob("*.py"))
 
 #: Where vLLM may be imported.
@@ -119,16 +120,17 @@ def replaces(pool: BlockPool) -> None:
 """
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
-def test_vllm_is_imported_through_the_contract_only(path: Path) -> None:
-    names = [
-        node.module if isinstance(node, ast.ImportFrom) else alias.name
+def test_vllm_is_imported_through_the_contract_only() -> None:
+    """By nobody else in the whole package."""
+    importers = {
+        path.relative_to(FOLDER).as_posix() if path.is_relative_to(FOLDER) else str(path)
+        for path in PACKAGE.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
-    ]
-    imported = {name for name in names if name and (name == "vllm" or name.startswith("vllm."))}
-    assert not imported or path.name in IMPORTERS
+        if ((node.module if isinstance(node, ast.ImportFrom) else alias.name) or "").partition(".")[0] == "vllm"
+    }
+    assert importers == IMPORTERS
 
 
 def test_each_variable_of_the_environment_that_we_name_is_vllms() -> None:

@@ -252,6 +252,15 @@ def test_options_of_vllm_are_checked_before_it_starts(options: dict[str, Any], m
         Session("smollm2", **options).info  # noqa: B018 - starts the engine
 
 
+def test_each_sample_of_a_judge_takes_the_same_candidates_over(vllm_session: Session) -> None:
+    """They are generated once, and kept until the last sample has read them."""
+    candidates = generate(user("Tell me about the sea."), n=2, temperature=1.0, max_tokens=40)
+    outer = generate(seq(commute(candidates), user("Which is best?")), n=3, temperature=1.0, max_tokens=4, seed=1)
+    result = vllm_session.run(outer)
+    assert [len(answers) for answers in result.inner.values()] == [2]
+    assert [[span.status for span in sample.spans] for sample in result.samples] == [["hit"] * 2] * 3
+
+
 def test_the_engine_takes_less_than_4_gib(vllm_session: Session) -> None:
     """Its processes' own share of memory after a prompt of the whole window, and 0.6 GiB for a client's imports."""
     documents = [fragment("word " * 900 + str(n)) for n in range(4)]

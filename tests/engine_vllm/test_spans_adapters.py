@@ -60,7 +60,7 @@ def rig(start_rig: Any, weights: dict[str, dict[str, Any]], tmp_path_factory: py
         paths[name] = str(path)
     # vLLM on a CPU copies the matrices of the largest rank for each token.
     options = {"adapters": paths, "max_lora_rank": _RANK}
-    rig: Rig = start_rig(in_process=True, max_model_len=1024, kv_cache_gib=0.3, **options)
+    rig: Rig = start_rig(max_model_len=1024, kv_cache_gib=0.3, **options)
     return rig
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from vllm_rig import TEXTS, Answer, Judge, Rig, difference, generate_candidates, probability_difference
+from vllm_rig import TEXTS, TOLERANCE, Answer, Judge, Rig, difference, generate_candidates, probability_difference
 
 from spanflow.engine.protocol import Lease, Usage
 from spanflow.errors import PromptTooLong, QueryError
@@ -153,6 +153,7 @@ def test_a_judge_takes_candidates_over(rig: Rig, judge: Judge, count: int, repai
     assert difference(answer, again) < 1e-5
     cold = computed_anew(rig, judge, outer)
     assert probability_difference(answer, cold) < 1e-5
+    assert difference(answer, cold) < TOLERANCE
 
 
 def computed_anew(rig: Rig, judge: Judge, outer: SpanPrompt) -> Answer:
@@ -182,6 +183,7 @@ def test_candidates_whose_prompt_was_assembled_two_levels_deep(rig: Rig, judge: 
     assert difference(warm, again) < 1e-5
     cold = computed_anew(rig, judge, outer)
     assert probability_difference(warm, cold) < 1e-5
+    assert difference(warm, cold) < TOLERANCE
 
 
 def test_a_candidate_that_is_repaired_whole(rig: Rig, judge: Judge) -> None:
@@ -345,18 +347,20 @@ def test_a_payload_from_outside_that_does_not_fit(rig: Rig, payload: Any, messag
     assert message in report[2]["error"]
 
 
-@pytest.mark.parametrize("continues", [False, True])
+@pytest.mark.parametrize("shape", ["other prompts", "one prompt", "continued"])
 @pytest.mark.parametrize("count", [1, 2, 6, 24])
-def test_temperature_0_never_computes_more_than_stock(rig: Rig, judge: Judge, count: int, continues: bool) -> None:
-    """All of it is counted, the inner generations too. Where the outer prompt continues an inner one, stock vLLM finds
-    full blocks of that, and of its answer."""
-    questions = [rig.chat(f"{TEXTS[number % len(TEXTS)]}Name {number + 2} rivers.") for number in range(count)]
+def test_temperature_0_never_computes_more_than_stock(rig: Rig, judge: Judge, count: int, shape: str) -> None:
+    """All of it is counted, the inner generations too. Of one prompt that is asked many times stock vLLM computes no
+    more than one, and a last block; where the outer prompt continues an inner one, it finds full blocks of that, and of
+    its answer."""
+    numbers = [0] * count if shape == "one prompt" else range(count)
+    questions = [rig.chat(f"{TEXTS[number % len(TEXTS)]}Name {number + 2} rivers.") for number in numbers]
     counts = []
     for has_spans in (True, False):
         rig.reset()
         before = rig.computed()
         inner = rig.ask(*questions, max_tokens=16, lease=Lease() if has_spans else None)
-        head = questions[0].token_ids[: -len(rig.answer_header)] if continues else None
+        head = questions[0].token_ids[: -len(rig.answer_header)] if shape == "continued" else None
         outer = rig.judge(inner, system=f"You judge {count} answers.", head=head)
         answer = rig.one(outer if has_spans else SpanPrompt(outer.token_ids))
         counts.append(rig.computed() - before)

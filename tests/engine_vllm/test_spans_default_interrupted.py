@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from span_cases import cancelled, result, start
-from vllm_rig import Answer, Judge, Rig
+from span_cases import cancelled, conversation, result, start
+from vllm_rig import Answer, Judge, Rig, generate_candidates
 
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -22,8 +22,9 @@ def rig(start_rig: Any) -> Rig:
 
 @pytest.fixture(scope="module")
 def long_prompt(rig: Rig) -> tuple[SpanPrompt, float]:
-    """Several thousand tokens of documents, and how many seconds the answer takes where all of them are new."""
-    prompt = rig.prompt([rig.document(n, 28) for n in range(4)], repair=32)
+    """Several thousand tokens of documents, a turn between them, and how many seconds the answer takes where all of
+    them are new."""
+    prompt = conversation(rig, repair=32, num_sentences=28)
     assert len(prompt) > 2800
     rig.reset()
     begun = time.monotonic()
@@ -63,3 +64,30 @@ def test_the_cache_is_reset_under_a_long_prompt(rig: Rig, judge: Judge, long_pro
     interrupted_at_times(rig, long_prompt, reset)
     assert rig.audit()["preemptions"] > before
     judge.check(*answers, rig.one(long_prompt[0]))
+
+
+@pytest.mark.parametrize("event", ["abort", "reset"])
+def test_a_judge_of_leased_candidates_is_interrupted(rig: Rig, judge: Judge, event: str) -> None:
+    """Nothing stays leased once the judge has answered, then or when it is asked again."""
+    seconds, num_in_flight = 0.0, 0
+    for part in (0, 0.3, 0.6):
+        rig.reset()
+        outer = rig.judge(generate_candidates(rig, 8), repair=16)
+        assert rig.audit()["leases"] == 8
+        begun = time.monotonic()
+        task = start(rig, outer, f"judge-{event}-{part}", max_tokens=1)
+        if not part:  # How long it takes where nothing happens.
+            judge.check(rig.wait(result(task)))
+            seconds = time.monotonic() - begun
+            continue
+        time.sleep(part * seconds)
+        num_in_flight += not task.done()
+        if event == "abort":
+            rig.wait(cancelled(task))
+        else:
+            rig.reset()
+            judge.check(rig.wait(result(task)))
+        rig.assert_idle()
+        judge.check(rig.one(outer))
+        assert rig.audit()["leases"] == 0
+    assert num_in_flight, "the engine was done too early for this to say anything"

@@ -55,7 +55,7 @@ def test_a_larger_prompt_and_what_was_taken_over_on_blocks_of_128(rig: Rig, judg
 _UNSUPPORTED = {
     "a rotary embedding that changes with the length of the prompt": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
-        {},
+        {"in_process": False},
         "its rotary embedding is of type 'dynamic'",
     ),
     "quantised KV": ({}, {"kv_cache_dtype": "fp8"}, r"its KV is quantised \(fp8\)"),
@@ -101,7 +101,7 @@ async def test_a_model_that_cannot_serve_spans_runs_exactly_and_says_why(
     model, options, why = other_model
     stop_running(start_rig)
     with pytest.raises(SpansUnsupported, match=f"{why}.*without require_spans"):
-        await VllmEngine.start(str(model), in_process=True, kv_cache_gib=0.1, require_spans=True, **options)
+        await VllmEngine.start(str(model), **({"in_process": True} | options), kv_cache_gib=0.1, require_spans=True)
     with caplog.at_level(logging.WARNING, "spanflow"):
         rig = await _rig(model, options)
     try:
@@ -147,7 +147,7 @@ async def test_a_broken_model_directory(start_rig: Any, tmp_path: Path) -> None:
 
 def test_without_spans_tokens_are_those_of_stock_vllm(start_rig: Any) -> None:
     """Greedy and sampled, alone and together, on an engine with the span scheduler and on one without it."""
-    options = {"in_process": True, "max_model_len": 1024, "kv_cache_gib": 0.2}
+    options = {"max_model_len": 1024, "kv_cache_gib": 0.2}
 
     def answers(rig: Rig) -> list[tuple[int, ...]]:
         prompts = [rig.chat(f"Tell me about the number {number}.") for number in range(5)]
