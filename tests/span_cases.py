@@ -17,7 +17,7 @@ from spanflow.lowering.prompt import Span, SpanPrompt
 
 def place_of_range(scheduler: Any) -> str:
     """Where the range lies that runs and is not done: in the head, in a span (repair), or between two spans."""
-    for name, family in scheduler.spans.families.items():
+    for name, family in scheduler.spans.family.waiting.items():
         spans = scheduler.spans.known[name].prompt.spans
         for request in scheduler.running:
             low, high = family.members.get(request.request_id, (0, 0))
