@@ -138,7 +138,7 @@ def test_small_budget_reversed_priorities_and_a_threshold(rig: Rig, judge: Judge
     """As options of vLLM's own: the same answers, also of prompts that do not fit together."""
     config = rig.engine._backend.engine.vllm_config.scheduler_config
     assert {name: getattr(config, name.replace("scheduling_", "")) for name in _SETTINGS} == _SETTINGS
-    prompts = [rig.prompt([rig.document(n + k) for k in range(3)], f"Q{n}?", repair=30 + n) for n in range(4)]
+    prompts = [rig.prompt([rig.document(n + k, 4) for k in range(3)], f"Q{n}?", repair=30 + n) for n in range(4)]
     assert sum(len(prompt) / 32 for prompt in prompts) > 0.5 * rig.audit()["blocks"]
 
     async def together() -> list[Any]:

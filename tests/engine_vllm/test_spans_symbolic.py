@@ -184,6 +184,7 @@ class Traffic(RuleBasedStateMachine):
             return
         chosen = data.draw(st.lists(st.sampled_from(done), min_size=1, max_size=4))
         inner = [(sent[name].prompt, sent[name].tokens) for name in chosen]
+        is_adjacent &= all(one.token_ids[-3] == _CLOSING for one, _ in inner)
         prompt = judge_prompt(inner, repair, question, is_adjacent, continues)
         self.send(prompt, 3, 1, leased)
 
