@@ -6,7 +6,7 @@ Pure arithmetic on positions; knows neither blocks nor vLLM.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
@@ -21,7 +21,8 @@ MakeSource = Callable[[SpanPrompt, tuple[int, ...]], SpanPrompt]
 class Segment:
     """Tokens `[start, end)` of the prompt, moved from position `source_start` of `source` on.
 
-    `source` is the anchor and the span up to its last moved token. `span` is its number, -1 the head.
+    `source` is the anchor and the span up to its last moved token. `span` is its number, -1 the head. `source` has the
+    `brings` tokens of the prompt before `start` as well.
     """
 
     start: int
@@ -29,20 +30,29 @@ class Segment:
     source: SpanPrompt
     source_start: int
     span: int
+    brings: int = 0
 
     @property
     def delta(self) -> int:
         """By how many positions the keys are rotated."""
         return self.start - self.source_start
 
+    def widened(self) -> Segment:
+        """With what it brings."""
+        return Segment(self.start - self.brings, self.end, self.source, self.source_start - self.brings, self.span)
+
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A prompt as moved segments, ranges to compute in context, and the position where plain prefill goes on."""
+    """A prompt as moved segments, ranges to compute in context, and the position where plain prefill goes on.
+
+    `continues`: the first span is an answer that stands where it was sampled, so that its source begins with the head.
+    """
 
     segments: tuple[Segment, ...]
     ranges: tuple[Range, ...]
     suffix: int
+    continues: bool = False
 
 
 def source_maker() -> MakeSource:
@@ -58,14 +68,10 @@ def assemble(prompt: SpanPrompt, make: MakeSource) -> Assembly:
     for number, span in enumerate(prompt.spans):
         start, end = taken_range(span)
         source = make(span.anchor, prompt.token_ids[span.start : end])
-        if stands_where_sampled(prompt, number):  # It brings what is before it: the head, or what is behind a span.
-            if number == 0:
-                segments = [Segment(0, head, source, 0, -1)]
-            elif not span.repair:
-                start = segments[-1].end
-        segments.append(Segment(start, end, source, len(span.anchor) + start - span.start, number))
+        brings = start - segments[-1].end if number and not span.repair and stands_where_sampled(prompt, number) else 0
+        segments.append(Segment(start, end, source, len(span.anchor) + start - span.start, number, brings))
     ranges = tuple((a.end, b.start) for a, b in pairwise(segments) if a.end < b.start)
-    return Assembly(tuple(segments), ranges, segments[-1].end)
+    return Assembly(tuple(segments), ranges, segments[-1].end, stands_where_sampled(prompt, 0))
 
 
 def behind(assembly: Assembly, num_cached: int) -> Assembly:
@@ -73,19 +79,26 @@ def behind(assembly: Assembly, num_cached: int) -> Assembly:
     if not num_cached:
         return assembly
     segments = tuple(
-        Segment(low, s.end, s.source, s.source_start + low - s.start, s.span)
+        Segment(low, s.end, s.source, s.source_start + low - s.start, s.span, min(s.brings, low - num_cached))
         for s in assembly.segments
         if (low := max(s.start, num_cached)) < s.end
     )
     ranges = tuple((max(a, num_cached), b) for a, b in assembly.ranges if b > num_cached)
-    return Assembly(segments, ranges, max(assembly.suffix, num_cached))
+    return replace(assembly, segments=segments, ranges=ranges, suffix=max(assembly.suffix, num_cached))
+
+
+def widened(todo: Assembly, number: int) -> Assembly:
+    """The same where a segment is moved with what it brings, which is then computed by nobody."""
+    segments, start = list(todo.segments), todo.segments[number].start
+    segments[number] = segments[number].widened()
+    return replace(todo, segments=tuple(segments), ranges=tuple(r for r in todo.ranges if r[1] != start))
 
 
 def with_head_in_context(todo: Assembly, num_cached: int) -> Assembly:
     """The same where the head, the first segment, is computed with the ranges and not moved."""
     first = todo.segments[1].start
     ranges = ((num_cached, first), *(r for r in todo.ranges if r[0] >= first))
-    return Assembly(todo.segments[1:], ranges, todo.suffix)
+    return replace(todo, segments=todo.segments[1:], ranges=ranges)
 
 
 def split(ranges: tuple[Range, ...], limit: int) -> tuple[Range, ...]:

@@ -28,7 +28,7 @@ def taken_range(span: Span) -> tuple[int, int]:
 def stands_where_sampled(prompt: SpanPrompt, number: int) -> bool:
     """Whether a span is an answer behind the very prompt that it was sampled behind, up to what it takes along.
 
-    Then its source brings the tokens before it too, from the end of the span before, or all of the head.
+    Then its source has the KV of all that stands before it, as this prompt wants it.
     """
     span = prompt.spans[number]
     if not span.is_generated or len(span.anchor) != span.start:

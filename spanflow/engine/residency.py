@@ -7,7 +7,13 @@ from dataclasses import dataclass, field, replace
 
 from spanflow.engine.assembly import Segment, assemble, source_maker
 from spanflow.engine.blocks import BlockPool, PoolFull, block_keys
-from spanflow.engine.context import computed_whole, count_span, effective, in_context
+from spanflow.engine.context import (
+    computed_whole,
+    count_span,
+    effective,
+    in_context,
+    stands_where_sampled,
+)
 from spanflow.engine.leases import Held, LeaseBook, tenant
 from spanflow.engine.protocol import EngineRequest, SpanReport, SpanStatus
 from spanflow.lowering.prompt import Span, SpanPrompt
@@ -200,6 +206,7 @@ class Residency:
                 pinned += found or []
                 if not found:
                     yield self._making_source(owner, segment, done, pinned)
+            moved = [self._moved(owner, prompt, segment) for segment in segments[lacks_only_its_head:]]
             total = -(-(len(prompt) + room) // size)
             done.blocks = hits + self.pool.take(total - len(hits))
         except PoolFull:
@@ -208,35 +215,47 @@ class Residency:
         finally:
             self.pool.free(pinned)
         flags = in_context(prompt, last=keep_from is None)
-        for segment in segments[lacks_only_its_head:]:
-            flags[segment.start : min(segment.end, len(prompt) - (keep_from is None))] = False
+        for start, end in moved:
+            flags[start : min(end, len(prompt) - (keep_from is None))] = False
         done.computed = int(flags[len(hits) * size :].sum())
         self._register(owner, prompt, done.blocks, keep_from)
 
     def _find_source(self, owner: Hashable, prompt: SpanPrompt, segment: Segment, done: _Pass) -> list[int] | None:
         """The blocks that a segment is moved from, pinned, or None where some are missing."""
-        source, is_head = segment.source, segment.span < 0
-        first = segment.source_start // self.block_size
-        last = -(-(segment.source_start + segment.end - segment.start) // self.block_size)
-        # A head has a source of its own, or that of the answer behind it.
-        is_answer = not is_head or len(source) > segment.end
-        held = self.leases.find(owner, prompt, prompt.spans[max(segment.span, 0)]) if is_answer else None
-        if held is not None:
-            done.leases += [] if is_head else [held]
-            blocks = held.payload[first:last]
-        else:
-            keys = block_keys(owner, source, self.block_size, tail=True)[first:last]
-            if self.pool.find(keys[-1]) is None and is_head:
-                keys[-1] = self._heads.get((owner, source.digest), keys[-1])
-            blocks = [block for key in keys if (block := self.pool.find(key)) is not None]
-            if len(blocks) < len(keys):
-                return None
-        done.status.setdefault(source.digest, "hit")
-        self._known.add((owner, source.digest))
+        blocks, held = self._blocks_of(owner, prompt, segment)
+        if blocks is None and segment.span < 0 and stands_where_sampled(prompt, 0):
+            _, answer, *_ = _segments(prompt)
+            blocks, _ = self._blocks_of(owner, prompt, replace(segment, source=answer.source, span=0))
+        if blocks is None:
+            return None
+        done.leases += [held] if held else []
+        done.status.setdefault(segment.source.digest, "hit")
+        self._known.add((owner, segment.source.digest))
         self.pool.touch(blocks)
         for block in blocks:
             self.pool.keep(block)
         return blocks
+
+    def _blocks_of(
+        self, owner: Hashable, prompt: SpanPrompt, segment: Segment
+    ) -> tuple[list[int] | None, Held[list[int]] | None]:
+        """The blocks that a segment is moved from, or None where some are missing, and the lease that holds them."""
+        source, size = segment.source, self.block_size
+        first, last = segment.source_start // size, -(-(segment.source_start + segment.end - segment.start) // size)
+        held = self.leases.find(owner, prompt, prompt.spans[segment.span]) if segment.span >= 0 else None
+        if held is not None:
+            return held.payload[first:last], held
+        keys = block_keys(owner, source, size, tail=True)[first:last]
+        if self.pool.find(keys[-1]) is None and segment.span < 0:
+            keys[-1] = self._heads.get((owner, source.digest), keys[-1])
+        blocks = [block for key in keys if (block := self.pool.find(key)) is not None]
+        return (blocks if len(blocks) == len(keys) else None), None
+
+    def _moved(self, owner: Hashable, prompt: SpanPrompt, segment: Segment) -> tuple[int, int]:
+        """Which positions come from a segment's source: what it brings too, where that is there."""
+        wide = segment.widened()
+        blocks, _ = self._blocks_of(owner, prompt, wide)
+        return (segment.start if blocks is None else wide.start), segment.end
 
     def _making_source(self, owner: Hashable, segment: Segment, done: _Pass, pinned: list[int]) -> _Steps:
         """Compute a missing source behind its anchor, and add its blocks to what is pinned."""

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from span_prompts import span_prompts
 
-from spanflow.engine.assembly import assemble, behind, source_maker, split
+from spanflow.engine.assembly import assemble, behind, source_maker, split, widened
 from spanflow.engine.context import effective, in_context, taken_range
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
@@ -83,20 +83,28 @@ def test_ranges_are_cut_to_the_threshold() -> None:
 
 @pytest.mark.parametrize("repair", [0, 3])
 def test_an_answer_that_stands_where_it_was_sampled_brings_what_is_before_it(repair: int) -> None:
-    """The head, in place of a source of its own, and what stands between it and another span, unless a repair does.
-    A text does not, nor an answer behind other spans."""
+    """The head, whose own source it has as well, and what stands between it and another span, unless a repair does. A
+    text does not, nor an answer behind other spans."""
     ids = tuple(range(100, 150))
     head, text = SpanPrompt(ids[:5]), Span(20, 30, NO_ANCHOR)
     answer = Span(5, 15, head, repair, 3)
-    moved = assemble(SpanPrompt(ids, (answer, text)), source_maker()).segments
-    assert [(s.start, s.end, len(s.source)) for s in moved] == [(0, 5, 14), (5 + repair, 14, 14), (20, 30, 10)]
     later = Span(40, 48, SpanPrompt(ids[:40], (answer, text)), repair, 3)
-    moved = assemble(SpanPrompt(ids, (answer, text, later)), source_maker()).segments
-    assert (moved[-1].start, moved[-1].delta, len(moved[-1].source)) == (43 if repair else 30, 0, 47)
+    assembly = assemble(SpanPrompt(ids, (answer, text, later)), source_maker())
+    assert assembly.continues
+    assert [(s.start, s.end, len(s.source), s.brings) for s in assembly.segments] == [
+        *((0, 5, 5, 0), (5 + repair, 14, 14, 0), (20, 30, 10, 0), (40 + repair, 47, 47, 0 if repair else 10))
+    ]
+    assert behind(assembly, 20).segments[-1].brings == (0 if repair else 10)
+    if not repair:
+        assert [behind(assembly, num).segments[-1].brings for num in (31, 39, 40, 42)] == [9, 1, 0, 0]
+        wide = widened(behind(assembly, 33), 0)
+        assert [(s.start, s.delta, s.brings) for s in wide.segments] == [(33, 0, 0)]
+        assert (wide.ranges, widened(assembly, 3).ranges) == ((), assembly.ranges[:-1])
     for other in (SpanPrompt(ids[:40]), SpanPrompt(ids[1:40], (text,))):
-        elsewhere = SpanPrompt(ids, (text, replace(later, anchor=other)))
-        assert assemble(elsewhere, source_maker()).segments[-1].start == 40 + repair
-    assert len(assemble(SpanPrompt(ids, (Span(5, 15, head, repair),)), source_maker()).segments[0].source) == 5
+        elsewhere = assemble(SpanPrompt(ids, (text, replace(later, anchor=other))), source_maker())
+        assert not elsewhere.continues
+        assert elsewhere.segments[-1].brings == 0
+    assert not assemble(SpanPrompt(ids, (Span(5, 15, head, repair),)), source_maker()).continues
 
 
 @pytest.mark.parametrize("repair", [0, 3])

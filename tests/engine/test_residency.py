@@ -297,7 +297,7 @@ def test_a_copy_is_independent() -> None:
     assert copy.problems() == []
     assert len(cache.leases) == 1
     assert statuses(checked(cache, prompt_of(document(1), tail=(9,)))) == ["hit"]
-    assert statuses(checked(copy, prompt_of(document(1), tail=(9,)))) == ["new"]
+    assert statuses(checked(copy, prompt_of(document(1), tail=(9,)))) == ["evicted"]
 
 
 def hit_rates(num_documents: int, num_prompts: int, share: float, seed: int) -> list[float]:

@@ -147,9 +147,9 @@ def why_too_big(spans: Resolver, assembly: Assembly, num_tokens: int) -> str:
     extra = head = 0
     for segment in assembly.segments:
         num_blocks, first = -(-len(segment.source) // size), segment.source_start // size
-        kept[segment.source.digest] = max(num_blocks - first, kept.get(segment.source.digest, 0))
+        kept[segment.source.digest] = num_blocks - first
         extra = max(extra, first + 1)
-        head = head or -(-segment.end // size)
+        head = head or num_blocks - first
     blocks = max(sum(kept.values()) + extra, -(-num_tokens // size) + head)
     if blocks > spans.num_blocks:
         return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"

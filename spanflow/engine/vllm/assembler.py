@@ -103,8 +103,6 @@ class Assembler:
             request.prefill_stats.set(request.num_prompt_tokens, num_cached, num_moved)
         spans.manager.record_prefix_cache_stats(request, num_cached)
         spans.counters["moved_tokens"] += num_moved
-        if state.root is not None:
-            state.root.internal_tokens += request.num_tokens - num_cached - num_moved
         request.num_computed_tokens = todo.suffix
         return True
 

@@ -61,8 +61,6 @@ class Families:
         scheduler.kv_holding_waiting.add_request(parent)
         self.waiting[parent.request_id] = family
         self.assembling |= family.makes
-        self.spans.counters["ranges"] += len(pieces)
-        self.spans.counters["context_tokens"] += sum(end - start for start, end in pieces)
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """Check each family's order; those whose parent ran are done."""
@@ -79,6 +77,8 @@ class Families:
             if name in output.num_scheduled_tokens:
                 if not complete:
                     raise AssertionError(f"request {name} ran before its ranges")
+                self.spans.counters["ranges"] += len(family.members)
+                self.spans.counters["context_tokens"] += sum(high - low for low, high in family.members.values())
                 self._end(name)
 
     def recover(self) -> None:

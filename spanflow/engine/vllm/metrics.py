@@ -12,7 +12,7 @@ from spanflow.engine.vllm.contract import KVConnectorStats, PromCounter
 COUNTERS: Mapping[str, tuple[str, str]] = {
     "sources": ("spanflow:sources_materialised", "Missing spans and heads computed by internal requests."),
     "moved_tokens": ("spanflow:moved_tokens", "Tokens whose KV was moved instead of computed."),
-    "ranges": ("spanflow:ranges", "Ranges computed in context: repairs and gaps."),
+    "ranges": ("spanflow:ranges", "Ranges computed in context: repairs, gaps and new heads."),
     "fallen": ("spanflow:fallen_families", "Assemblies begun again because a part of them was preempted."),
     "hits": ("spanflow:span_hits", "Spans whose KV was found."),
     "misses": ("spanflow:span_misses", "Spans whose KV was new or evicted."),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from spanflow.engine.assembly import Assembly, behind, with_head_in_context
+from spanflow.engine.assembly import Assembly, behind, widened, with_head_in_context
 from spanflow.engine.children import end_with_parent
 from spanflow.engine.vllm.admission import serve, tenant
 from spanflow.engine.vllm.assembler import Assembler
@@ -239,8 +239,7 @@ class Resolver:
                 continue
             hits, num_cached, _ = self.manager.get_computed_blocks(request)
             assert state.assembly is not None
-            todo = behind(state.assembly, num_cached)
-            found = [self.assembler.locate(segment, state.source(segment)) for segment in todo.segments]
+            todo, found = self._find(state, behind(state.assembly, num_cached))
             self._note(state, todo, found)
             if self._lacks_only_its_head(state, todo, found):
                 if self.family.is_making_head(state):
@@ -271,6 +270,20 @@ class Resolver:
         self.counters["scheduled_tokens"] += output.total_num_scheduled_tokens
         if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
             raise AssertionError("; ".join(problems))
+
+    def _find(self, state: SpanRequest, todo: Assembly) -> tuple[Assembly, list[Found | None]]:
+        """Where the KV of each segment is, with what it brings where that is there too."""
+        locate, found = self.assembler.locate, list[Found | None]()
+        for number, segment in enumerate(todo.segments):
+            item = locate(segment, state.source(segment))
+            if item is None and segment.span < 0 and todo.continues:
+                item = locate(segment, state.sources[1])
+            if segment.brings and item is not None:
+                wide = widened(todo, number)
+                more = locate(wide.segments[number], state.source(segment))
+                todo, item = (wide, more) if more else (todo, item)
+            found.append(item)
+        return todo, found
 
     def _lacks_only_its_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
         """Whether nothing is missing but the head: then it is computed together with the rest, not by a step before."""
@@ -328,14 +341,12 @@ class Resolver:
         name = f"spanflow-source-{self.counters['sources']}"
         hasher = self.hashing.hasher(prompt.spans, source.keys.full)
         request = internal_request(name, prompt.token_ids, parent, hasher)
-        self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
+        owner = self.internal.get(parent.request_id)
+        root = owner.root if isinstance(owner, Internal) else state
+        self.internal[name] = Internal(request, source.keys.key, {parent.request_id}, root)
         self.by_source[source.keys.key] = name
-        root = state.root or state
-        if prompt.spans:  # What of it is computed is counted once it is assembled.
-            ask = Ask(spans=prompt.spans)
-            serve(self, SpanRequest(request, ask, prompt, make=state.make, keys=state.keys, root=root))
-        else:
-            root.internal_tokens += len(prompt) - self.manager.get_computed_blocks(request)[1]
+        if prompt.spans:
+            serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))
         queue_before(self.scheduler, request, parent)
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:
@@ -350,7 +361,7 @@ class Resolver:
 
     def _consume_leases(self, state: SpanRequest) -> None:
         """A finished request is done with the generations that it took over, whether moved or found assembled."""
-        for source in state.sources[1:]:
+        for source in state.sources[1:]:  # the head may be read from an answer's block too
             tail = self.residency.tail(source.keys.tail_key, source.keys.tail)
             if tail is not None:
                 self.residency.consume(tail)

@@ -25,6 +25,7 @@ from spanflow.engine.vllm.contract import (
 from spanflow.engine.vllm.payload import KEY
 from spanflow.engine.vllm.report import pack
 from spanflow.engine.vllm.resolver import Resolver
+from spanflow.engine.vllm.state import Internal
 
 
 class SpanScheduler(AsyncScheduler):
@@ -68,6 +69,10 @@ class SpanScheduler(AsyncScheduler):
         spans = self.spans
         if spans.internal or spans.known:
             for client in outputs.values():
+                for output in client.outputs:
+                    source = spans.internal.get(output.request_id)
+                    if isinstance(source, Internal) and output.prefill_stats is not None:
+                        source.root.internal_tokens += output.prefill_stats.num_computed_tokens
                 client.outputs = [o for o in client.outputs if o.request_id not in spans.internal]
                 if client.finished_requests:
                     client.finished_requests = client.finished_requests - spans.internal.keys()

@@ -35,9 +35,7 @@ class SpanRequest:
     `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
     context, where they are. `taken` are the segments whose sources the request took over, and how
     often their keys were rotated so far. `makes` names the source that a prefetch makes of its prompt.
-    `make` and `keys` are shared with what is spawned for the request: each source is made and hashed once. `root` is
-    the caller's request that an internal one was spawned for, at any depth; its `internal_tokens` count what was
-    computed for it.
+    `make` and `keys` are shared with what is spawned for the request: each source is made and hashed once.
     """
 
     request: Request
@@ -54,7 +52,6 @@ class SpanRequest:
     makes: Hashable = None
     make: MakeSource = field(default_factory=source_maker)
     keys: dict[SpanPrompt, SourceKeys] = field(default_factory=lambda: {NO_ANCHOR: NO_KEYS})
-    root: SpanRequest | None = None
 
     def source(self, segment: Segment) -> SourceState:
         """The source that a segment is moved from."""
@@ -101,8 +98,12 @@ class Family:
 
 @dataclass(slots=True)
 class Internal:
-    """A request of ours that materialises a source for the span requests in `waiters`."""
+    """A request of ours that materialises a source for the span requests in `waiters`.
+
+    `root` is the caller's request that it was spawned for, at any depth; what it computes is counted there.
+    """
 
     request: Request
     source: Hashable
     waiters: set[str]
+    root: SpanRequest
