@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -193,7 +193,7 @@ def doctor(
         versions = installed()
         if not as_json:
             output.show(None, "\n".join(f"{name:<13} {version}" for name, version in versions.items()))
-        with closing(open_session(model, engine, None, option)) as session:
+        with closing(open_session(model, engine, None, option, only_our_code=True)) as session:
             diagnosis = diagnose(session)
         output.show({"versions": versions} | diagnosis.to_dict(), str(diagnosis))
         if not diagnosis.is_well:
@@ -218,7 +218,7 @@ def rag(
         from spanflow.cli.tables import describe_row, rag_tables
         from spanflow.demo.rag import run_rag
 
-        with closing(open_session(model, engine, rung, option, **_memory(engine))) as session:
+        with closing(open_session(model, engine, rung, option, **_comparing(engine))) as session:
             report = run_rag(
                 session,
                 num_questions=questions,
@@ -250,7 +250,7 @@ def judge(
         from spanflow.cli.tables import describe_judged, judge_tables
         from spanflow.demo.judge import run_judge
 
-        with closing(open_session(model, engine, rung, option, **_memory(engine))) as session:
+        with closing(open_session(model, engine, rung, option, **_comparing(engine))) as session:
             report = run_judge(
                 session,
                 num_candidates=candidates,
@@ -263,6 +263,6 @@ def judge(
             output.show(report.to_dict())
 
 
-def _memory(engine: str) -> dict[str, float]:
-    """Room for what both ways of a comparison keep, so that neither evicts the other's KV."""
-    return {"cpu_kv_cache_gib": 2.0} if engine == "vllm" else {}
+def _comparing(engine: str) -> dict[str, Any]:
+    """Room for what both ways of a comparison keep, so that neither evicts the other's KV; no code but our own runs."""
+    return {"only_our_code": True} | ({"cpu_kv_cache_gib": 1.5} if engine == "vllm" else {})

@@ -90,14 +90,23 @@ def engine_options(given: list[str] | None) -> dict[str, Any]:
 
 
 def open_session(
-    model: str, engine: str, rung: str | None = None, option: list[str] | None = None, **defaults: Any
+    model: str,
+    engine: str,
+    rung: str | None = None,
+    option: list[str] | None = None,
+    *,
+    only_our_code: bool = False,
+    **defaults: Any,
 ) -> Session:
-    """A session that tells its progress on stderr; options of the command line win over `defaults`."""
+    """A session that tells its progress on stderr; options of the command line win over `defaults`.
+
+    Where `only_our_code` runs in this process, and none of the user's, nobody asks a hub for a model that is here.
+    """
     from spanflow.engine.environment import stay_offline
     from spanflow.engine.models import known_models
     from spanflow.session import Session
 
     options = defaults | engine_options(option)
-    if model in known_models() and not _MAY_BE_ON_A_HUB & options.keys():
+    if only_our_code and model in known_models() and not _MAY_BE_ON_A_HUB & options.keys():
         stay_offline()
     return Session(model, engine=engine, rung=rung, progress=say, **options)

@@ -213,6 +213,8 @@ def test_the_embedded_model_is_looked_for_on_no_hub(
     if before is None:
         monkeypatch.delenv("HF_HUB_OFFLINE")
     open_session(model, "vllm", None, given).close()
+    assert os.environ.get("HF_HUB_OFFLINE") == before  # a retriever of the user's may need a hub
+    open_session(model, "vllm", None, given, only_our_code=True).close()
     assert os.environ.get("HF_HUB_OFFLINE") == after
 
 

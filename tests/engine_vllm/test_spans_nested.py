@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, HEADER, conversation, document, judge, plain, prompt, start
+from symbolic_prompts import ANSWER, HEADER, continued, conversation, document, judge, plain, prompt, start
 
+from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
 pytestmark = pytest.mark.vllm
@@ -309,3 +310,42 @@ def test_a_short_document_is_found_among_thousands(num_steps: Callable[[], int])
     assert num_steps() <= 1000 * 20
     found.pool.get_new_blocks(1001)
     assert (found.tails, found.by_block) == ({}, {})
+
+
+def with_documents(before: SpanPrompt, gap: int, *documents: tuple[int, ...], repair: int, question: int) -> SpanPrompt:
+    """A prompt that goes on with some text, documents behind a header, and a question, in place of its own."""
+    ids, spans = [*before.token_ids[: -1 - len(ANSWER)], *range(70, 70 + gap), *HEADER], [*before.spans]
+    for tokens in documents:
+        spans.append(Span(len(ids), len(ids) + len(tokens), SpanPrompt(HEADER), repair))
+        ids += tokens
+    return SpanPrompt((*ids, *range(60, 60 + question), *ANSWER), tuple(spans))
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_sources_that_push_each_other_out_end_in_full_attention(model_dir: Path, lag: int) -> None:
+    """Three nested sources: each can be made where nothing else stays, but not while the others do."""
+    engine = start(model_dir, 15, max_model_len=224, lag=lag)
+
+    def answer(wanted: SpanPrompt, num_tokens: int) -> list[int]:
+        name = engine.send(wanted, num_tokens, lease=Lease(consumers=9))
+        engine.finish()
+        tokens: list[int] = engine.sent[name].tokens
+        return tokens
+
+    first = prompt(document(0, 9), repair=3, question=16)
+    short = judge(first, answer(first, 20), repair=3)
+    second = prompt(document(1, 9), document(2, 20), repair=3, question=12)
+    long = continued([second], [answer(second, 1)])
+    long = with_documents(long, 3, document(3, 9), document(4, 20), repair=0, question=1)
+    outer = continued([short, long], [answer(short, 1), answer(long, 10)])
+    outer = with_documents(outer, 17, document(0, 20), repair=3, question=5)
+    engine.reset(False)
+    name = engine.send(outer)
+    after = engine.send(plain(7, 30))
+    engine.finish(4000)
+    engine.check()
+    assert engine.statuses(name) == ["unsupported"] * 4
+    assert "pushed out" in engine.whys(name)[0]
+    assert len(engine.sent[after].tokens) == 1
+    audit = engine.scheduler.audit()
+    assert not any(audit[name] for name in ("requests", "internal", "held", "families", "pins"))

@@ -70,9 +70,7 @@ def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) ->
         spans.counters["unsupported"] += len(kept.spans)
         return
     # The request's own hashes must know of the spans before anybody looks its prefix up.
-    request.block_hashes.clear()
-    request._block_hasher = spans.hashing.hasher(kept.spans)
-    request.update_block_hashes()
+    spans.rehash(request, kept.spans)
     serve(spans, state)
 
 

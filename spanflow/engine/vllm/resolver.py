@@ -9,7 +9,7 @@ step, and its ranges made virtual requests ahead of it on the queue of block hol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spanflow.engine.assembly import Assembly, behind, widened, with_head_in_context
@@ -37,10 +37,14 @@ from spanflow.engine.vllm.residency import Residency
 from spanflow.engine.vllm.spawn import internal_request, pull_before, queue_before
 from spanflow.engine.vllm.state import Family, Internal, SourceState, SpanRequest
 from spanflow.engine.vllm.support import unsupported
-from spanflow.lowering.prompt import SpanPrompt
+from spanflow.lowering.prompt import Span, SpanPrompt
 
 if TYPE_CHECKING:
     from spanflow.engine.vllm.scheduler import SpanScheduler
+
+
+#: How many sources may be made for a request, for each one that it has, before it is computed with full attention.
+MOST_MADE = 4
 
 
 class Resolver:
@@ -89,6 +93,26 @@ class Resolver:
         """Keep a request from vLLM's own path until it is resolved."""
         self.held[state.request.request_id] = state
         self.connector.held.add(state.request.request_id)
+
+    def give_up(self, state: SpanRequest) -> None:
+        """Compute a held request with full attention, where its sources push each other out of the pool again and
+        again: those of one may take more room than the others leave, though each fits by itself."""
+        request = state.request
+        state.exact = f"its sources do not fit into the KV pool together: {state.num_made} were made, and pushed out"
+        state.assembly = None
+        self.counters["unsupported"] += len(state.prompt.spans)
+        self.held.pop(request.request_id)
+        self.connector.held.discard(request.request_id)
+        self.reserve.gone(request.request_id)
+        self.rehash(request, ())
+        self.scheduler.finish_requests(self.dependents({request.request_id}), RequestStatus.FINISHED_ABORTED)
+        self._leave(request.request_id)
+
+    def rehash(self, request: Request, spans: Sequence[Span]) -> None:
+        """Hash the blocks of a request that has none yet by the spans of its prompt."""
+        request.block_hashes.clear()
+        request._block_hasher = self.hashing.hasher(spans)
+        request.update_block_hashes()
 
     def refuse(self, request: Request) -> None:
         """Let a request fail by itself: vLLM finishes the requests of this set with an error in its next update."""
@@ -224,6 +248,8 @@ class Resolver:
         scheduler = self.scheduler
         if scheduler.pause_state != PauseState.UNPAUSED:
             return
+        for stuck in [one for one in self.held.values() if one.num_made > MOST_MADE * (1 + len(one.keys))]:
+            self.give_up(stuck)
         seats = scheduler.max_num_active_reqs - len(scheduler.running) - len(scheduler.kv_holding_waiting)
         front = True
         for request in list(scheduler.waiting):
@@ -344,6 +370,7 @@ class Resolver:
         owner = self.internal.get(parent.request_id)
         root = owner.root if isinstance(owner, Internal) else state
         self.internal[name] = Internal(request, source.keys.key, {parent.request_id}, root)
+        root.num_made += 1
         self.by_source[source.keys.key] = name
         if prompt.spans:
             serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))

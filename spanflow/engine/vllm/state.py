@@ -32,9 +32,9 @@ class SourceState:
 class SpanRequest:
     """A request that came with a payload, or an internal one whose prompt has spans.
 
-    `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in
-    context, where they are. `taken` are the segments whose sources the request took over, and how
-    often their keys were rotated so far. `makes` names the source that a prefetch makes of its prompt.
+    `sources` stand in the order of `assembly.segments`; `exact` says why spans are computed in context, where they
+    are. `num_made` sources were spawned for it, at any depth. `taken` are the segments whose sources the request took
+    over, and how often their keys were rotated so far. `makes` names the source that a prefetch makes of its prompt.
     `make` and `keys` are shared with what is spawned for the request: each source is made and hashed once.
     """
 
@@ -46,6 +46,7 @@ class SpanRequest:
     sources: tuple[SourceState, ...] = ()
     taken: list[tuple[Segment, int]] = field(default_factory=list)
     internal_tokens: int = 0
+    num_made: int = 0
     num_starved: int = 0
     num_families: int = 0
     answers: dict[str, object] = field(default_factory=dict)
