@@ -209,9 +209,10 @@ def test_options_of_the_engine_are_json_or_text() -> None:
 def test_the_embedded_model_is_looked_for_on_no_hub(
     monkeypatch: pytest.MonkeyPatch, model: str, given: list[str] | None, before: str | None, after: str | None
 ) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", before or "")  # so that it is put back
     if before is None:
-        monkeypatch.delenv("HF_HUB_OFFLINE")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    else:
+        monkeypatch.setenv("HF_HUB_OFFLINE", before)
     open_session(model, "vllm", None, given).close()
     assert os.environ.get("HF_HUB_OFFLINE") == before  # a retriever of the user's may need a hub
     open_session(model, "vllm", None, given, only_our_code=True).close()

@@ -91,7 +91,8 @@ def test_a_judge_shows_its_tables_and_tells_of_its_progress(script: Script) -> N
     assert done.exit_code == 0
     assert "Candidates (seed 8)" in done.stdout
     assert f"Picked with KV taken over: {SENTENCE[:80]}" in done.stdout
-    assert done.stdout.endswith(", with 2 candidates at temperature 0.5.\n")
+    assert ", with 2 candidates at temperature 0.5." in done.stdout
+    assert done.stdout.endswith("on the same engine.\n")
     told = [line.partition(":")[0] for line in done.stderr.splitlines() if "judge's first token after" in line]
     assert sorted(told) == ["spans"] * NUM_REPEATS + ["stock"] * NUM_REPEATS
 
