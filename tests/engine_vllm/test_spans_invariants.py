@@ -33,6 +33,18 @@ def test_a_paused_engine_resolves_nothing(model_dir: Path) -> None:
     engine.check()
 
 
+def test_an_aborted_request_leaves_nothing_that_was_spawned_for_it(model_dir: Path) -> None:
+    """Said at once, though it is forgotten with the next step, whose output names it."""
+    engine = start(model_dir, 60, max_num_batched_tokens=16)
+    name = engine.send(prompt(document(0), document(1)))
+    engine.step()
+    assert engine.scheduler.audit()["internal"] == 2
+    engine.abort(name)
+    found = engine.scheduler.audit()
+    assert not any(found[kind] for kind in ("requests", "internal", "held", "families", "pins"))
+    assert found["problems"] == []
+
+
 def test_no_more_requests_hold_blocks_than_there_are_seats(model_dir: Path) -> None:
     engine = start(model_dir, 120, max_num_seqs=2)
     for number in range(6):

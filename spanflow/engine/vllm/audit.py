@@ -35,7 +35,7 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
     problems += [f"request {name!r} is in no queue" for name, r in scheduler.requests.items() if id(r) not in queued]
     return {
         "requests": len(live),
-        "internal": len(spans.internal),
+        "internal": len(spans.internal.keys() - spans.ended),  # else of an abort, which the next update forgets
         "held": len(spans.held),
         "families": len(spans.family.waiting),
         "pins": len(spans.pinned()),
