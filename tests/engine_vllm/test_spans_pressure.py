@@ -129,8 +129,7 @@ def test_fifty_novel_orders_without_decay(rig: Rig, judge: Judge) -> None:
     judge.check(*answers[::5])
     hits = [answer.statuses.count("hit") for answer in answers]
     second, last = sum(hits[10:30]), sum(hits[30:])
-    print(hits, second, last)
-    assert last >= 0.7 * second
+    assert last >= 0.8 * second > 10, hits
 
 
 @pytest.mark.parametrize("rig", [_SETTINGS], indirect=True, ids=["settings"])
