@@ -127,7 +127,7 @@ class Residency:
         return admission
 
     def reset(self) -> None:
-        """Forget what is cached and all leases; running requests keep their blocks."""
+        """Forget what is cached and all leases, but not what was here once; running requests keep their blocks."""
         self.leases.clear()
         self._heads.clear()
         self.pool.forget()

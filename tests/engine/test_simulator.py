@@ -169,7 +169,7 @@ async def test_leases_end_with_their_consumer_or_release(engine: SimulatorEngine
 async def test_reset_forgets(engine: SimulatorEngine) -> None:
     await run(engine, ask())
     await engine.reset()
-    assert (await run(engine, ask()))[2].spans[0].status == "new"
+    assert (await run(engine, ask()))[2].spans[0].status == "evicted"
 
 
 async def test_faults_are_raised_for_the_request_they_are_made_for() -> None:
