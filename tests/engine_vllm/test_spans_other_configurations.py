@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from span_cases import CASES
+from span_cases import NAMED_CASES
 from vllm_rig import Judge, Rig, difference, generate_candidates, probability_difference
 
 from spanflow.engine.protocol import Lease
@@ -29,7 +29,7 @@ def rig(start_rig: Any) -> Rig:
     return rig
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", NAMED_CASES)
 def test_blocks_of_128(rig: Rig, judge: Judge, case: Callable[[Rig, Judge], None]) -> None:
     assert rig.scheduler.block_size == 128
     case(rig, judge)
