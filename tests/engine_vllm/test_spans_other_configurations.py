@@ -101,7 +101,7 @@ async def test_a_model_that_cannot_serve_spans_runs_exactly_and_says_why(
     model, options, why = other_model
     stop_running(start_rig)
     with pytest.raises(SpansUnsupported, match=f"{why}.*without require_spans"):
-        await VllmEngine.start(str(model), **({"in_process": True} | options), kv_cache_gib=0.1, require_spans=True)
+        await VllmEngine.start(str(model), **(options | {"in_process": True}), kv_cache_gib=0.1, require_spans=True)
     with caplog.at_level(logging.WARNING, "spanflow"):
         rig = await _rig(model, options)
     try:
