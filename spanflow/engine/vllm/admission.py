@@ -145,7 +145,7 @@ def why_too_big(spans: Resolver, assembly: Assembly, num_tokens: int) -> str:
     extra = head = 0
     for segment in assembly.segments:
         num_blocks, first = -(-len(segment.source) // size), segment.source_start // size
-        kept[segment.source.digest] = num_blocks - first
+        kept[segment.source.digest] = max(num_blocks - first, kept.get(segment.source.digest, 0))
         extra = max(extra, first + 1)
         head = head or num_blocks - first
     blocks = max(sum(kept.values()) + extra, -(-num_tokens // size) + head)

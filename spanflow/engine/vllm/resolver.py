@@ -94,10 +94,24 @@ class Resolver:
         self.held[state.request.request_id] = state
         self.connector.held.add(state.request.request_id)
 
+    def root(self, name: str) -> SpanRequest | None:
+        """The caller's request that an internal one works for; of several one, and none where nobody waits any more."""
+        while isinstance(internal := self.internal.get(name), Internal):
+            if not internal.waiters:
+                return None
+            name = min(internal.waiters)
+        return self.known.get(name)
+
     def give_up(self, state: SpanRequest) -> None:
         """Compute a held request with full attention, where its sources push each other out of the pool again and
         again: those of one may take more room than the others leave, though each fits by itself."""
         request = state.request
+        if request.request_id in self.internal:  # The last who waited for it has gone, or begins anew.
+            self.scheduler.finish_requests({request.request_id}, RequestStatus.FINISHED_ABORTED)
+            return
+        if self.by_source.get(state.makes) == request.request_id:
+            del self.by_source[state.makes]
+        state.makes = None
         state.exact = f"its sources do not fit into the KV pool together: {state.num_made} were made, and pushed out"
         state.assembly = None
         self.counters["unsupported"] += len(state.prompt.spans)
@@ -225,6 +239,7 @@ class Resolver:
         if self.family.preempted(request.request_id):
             return
         if state is not None and state.assembly is not None:
+            state.num_made = 0  # It ran: its sources did fit.
             self.hold(state)
 
     def unregister_unwritten(self, request: Request) -> None:
@@ -249,7 +264,8 @@ class Resolver:
         if scheduler.pause_state != PauseState.UNPAUSED:
             return
         for stuck in [one for one in self.held.values() if one.num_made > MOST_MADE * (1 + len(one.keys))]:
-            self.give_up(stuck)
+            if stuck.request.request_id in self.held:  # else it worked for one that was given up
+                self.give_up(stuck)
         seats = scheduler.max_num_active_reqs - len(scheduler.running) - len(scheduler.kv_holding_waiting)
         front = True
         for request in list(scheduler.waiting):
@@ -367,10 +383,10 @@ class Resolver:
         name = f"spanflow-source-{self.counters['sources']}"
         hasher = self.hashing.hasher(prompt.spans, source.keys.full)
         request = internal_request(name, prompt.token_ids, parent, hasher)
-        owner = self.internal.get(parent.request_id)
-        root = owner.root if isinstance(owner, Internal) else state
-        self.internal[name] = Internal(request, source.keys.key, {parent.request_id}, root)
-        root.num_made += 1
+        self.internal[name] = Internal(request, source.keys.key, {parent.request_id})
+        state.num_made += 1
+        if (root := self.root(name)) is not None and root is not state:
+            root.num_made += 1
         self.by_source[source.keys.key] = name
         if prompt.spans:
             serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))

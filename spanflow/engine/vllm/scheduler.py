@@ -25,7 +25,6 @@ from spanflow.engine.vllm.contract import (
 from spanflow.engine.vllm.payload import KEY
 from spanflow.engine.vllm.report import pack
 from spanflow.engine.vllm.resolver import Resolver
-from spanflow.engine.vllm.state import Internal
 
 
 class SpanScheduler(AsyncScheduler):
@@ -70,9 +69,9 @@ class SpanScheduler(AsyncScheduler):
         if spans.internal or spans.known:
             for client in outputs.values():
                 for output in client.outputs:
-                    source = spans.internal.get(output.request_id)
-                    if isinstance(source, Internal) and output.prefill_stats is not None:
-                        source.root.internal_tokens += output.prefill_stats.num_computed_tokens
+                    root = spans.root(output.request_id) if output.request_id in spans.internal else None
+                    if root is not None and output.prefill_stats is not None:
+                        root.internal_tokens += output.prefill_stats.num_computed_tokens
                 client.outputs = [o for o in client.outputs if o.request_id not in spans.internal]
                 if client.finished_requests:
                     client.finished_requests = client.finished_requests - spans.internal.keys()

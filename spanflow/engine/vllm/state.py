@@ -99,12 +99,8 @@ class Family:
 
 @dataclass(slots=True)
 class Internal:
-    """A request of ours that materialises a source for the span requests in `waiters`.
-
-    `root` is the caller's request that it was spawned for, at any depth; what it computes is counted there.
-    """
+    """A request of ours that materialises a source for the span requests in `waiters`."""
 
     request: Request
     source: Hashable
     waiters: set[str]
-    root: SpanRequest
