@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from symbolic_prompts import ANSWER, CLOSING, HEADER, behind, document, judge, judge_of_many, plain, prompt, start
 
+from spanflow.engine.assembly import assemble, source_maker
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
@@ -136,6 +138,20 @@ def test_a_document_that_stands_many_times_has_one_source(model_dir: Path) -> No
     engine = start(model_dir, 10, max_model_len=144)
     name = one(engine, prompt(*[document(0, 12)] * 8))
     assert engine.statuses(name) == ["new"] * 8
+
+
+def test_a_source_that_is_read_from_two_places_counts_from_the_first() -> None:
+    """Whichever of them comes first in the prompt."""
+    from spanflow.engine.vllm.admission import why_too_big
+
+    needed = []
+    for repairs in ((0, 32), (32, 0)):
+        asked = prompt(document(0), document(0))
+        spans = [replace(span, repair=repair) for span, repair in zip(asked.spans, repairs, strict=True)]
+        assembly = assemble(SpanPrompt(asked.token_ids, tuple(spans)), source_maker())
+        pools: list[Any] = [SimpleNamespace(block_size=16, num_blocks=number) for number in range(12)]
+        needed.append([bool(why_too_big(pool, assembly, 1)) for pool in pools].count(True))
+    assert needed == [7, 7]
 
 
 def test_a_header_with_spans_is_no_header(model_dir: Path) -> None:
