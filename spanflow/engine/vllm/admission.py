@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.assembly import Assembly, assemble
 from spanflow.engine.context import effective
-from spanflow.engine.vllm.contract import Request
+from spanflow.engine.vllm.contract import Request, RequestStatus
 from spanflow.engine.vllm.payload import Ask, decode
 from spanflow.engine.vllm.state import SourceState, SpanRequest
 from spanflow.errors import QueryError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 #: How many tokens and spans the sources of one prompt may have together: the core keeps and looks at each of them.
 MOST_TOKENS, MOST_SPANS = 1 << 24, 1 << 18
+
+#: How many sources may be made for a request, for each one that it has, before it is computed with full attention.
+MOST_MADE = 4
 
 
 def admit(spans: Resolver, request: Request, payload: Any) -> None:
@@ -70,7 +73,7 @@ def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) ->
         spans.counters["unsupported"] += len(kept.spans)
         return
     # The request's own hashes must know of the spans before anybody looks its prefix up.
-    spans.rehash(request, kept.spans)
+    rehash(spans, request, kept.spans)
     serve(spans, state)
 
 
@@ -87,6 +90,38 @@ def serve(spans: Resolver, state: SpanRequest) -> None:
                 keys[prompt] = spans.hashing.source_keys(state.request, prompt, keys[before].full)
     state.sources = tuple(SourceState(source, keys[source]) for source in sources)
     spans.hold(state)
+
+
+def rehash(spans: Resolver, request: Request, known: Sequence[Span]) -> None:
+    """Hash the blocks of a request that has none yet by the spans of its prompt."""
+    request.block_hashes.clear()
+    request._block_hasher = spans.hashing.hasher(known)
+    request.update_block_hashes()
+
+
+def give_up_stuck(spans: Resolver) -> None:
+    """Compute held requests with full attention whose sources push each other out of the pool again and again: those of
+    one may take more room than the others leave, though each fits by itself."""
+    for state in [state for state in spans.held.values() if state.num_made > MOST_MADE * (1 + len(state.keys))]:
+        name = state.request.request_id
+        if name in spans.held:  # else it worked for one that was given up
+            _give_up(spans, state, name)
+
+
+def _give_up(spans: Resolver, state: SpanRequest, name: str) -> None:
+    if name in spans.internal:  # The last who waited for it has gone, or begins anew.
+        spans.scheduler.finish_requests({name}, RequestStatus.FINISHED_ABORTED)
+        return
+    if spans.by_source.get(state.makes) == name:
+        del spans.by_source[state.makes]
+    state.makes = None
+    state.exact = f"its sources do not fit into the KV pool together: {state.num_made} were made, and pushed out"
+    state.assembly = None
+    spans.counters["unsupported"] += len(state.prompt.spans)
+    made_for_it = spans.dependents({name})
+    spans.let_go(name)
+    rehash(spans, state.request, ())
+    spans.scheduler.finish_requests(made_for_it, RequestStatus.FINISHED_ABORTED)
 
 
 def tenant(request: Request) -> tuple[str | None, str | None]:

@@ -9,12 +9,12 @@ step, and its ranges made virtual requests ahead of it on the queue of block hol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spanflow.engine.assembly import Assembly, behind, widened, with_head_in_context
 from spanflow.engine.children import end_with_parent
-from spanflow.engine.vllm.admission import serve, tenant
+from spanflow.engine.vllm.admission import give_up_stuck, serve, tenant
 from spanflow.engine.vllm.assembler import Assembler
 from spanflow.engine.vllm.connector import SpanConnector
 from spanflow.engine.vllm.contract import (
@@ -37,14 +37,10 @@ from spanflow.engine.vllm.residency import Residency
 from spanflow.engine.vllm.spawn import internal_request, pull_before, queue_before
 from spanflow.engine.vllm.state import Family, Internal, SourceState, SpanRequest
 from spanflow.engine.vllm.support import unsupported
-from spanflow.lowering.prompt import Span, SpanPrompt
+from spanflow.lowering.prompt import SpanPrompt
 
 if TYPE_CHECKING:
     from spanflow.engine.vllm.scheduler import SpanScheduler
-
-
-#: How many sources may be made for a request, for each one that it has, before it is computed with full attention.
-MOST_MADE = 4
 
 
 class Resolver:
@@ -102,31 +98,14 @@ class Resolver:
             name = min(internal.waiters)
         return self.known.get(name)
 
-    def give_up(self, state: SpanRequest) -> None:
-        """Compute a held request with full attention, where its sources push each other out of the pool again and
-        again: those of one may take more room than the others leave, though each fits by itself."""
-        request = state.request
-        if request.request_id in self.internal:  # The last who waited for it has gone, or begins anew.
-            self.scheduler.finish_requests({request.request_id}, RequestStatus.FINISHED_ABORTED)
-            return
-        if self.by_source.get(state.makes) == request.request_id:
-            del self.by_source[state.makes]
-        state.makes = None
-        state.exact = f"its sources do not fit into the KV pool together: {state.num_made} were made, and pushed out"
-        state.assembly = None
-        self.counters["unsupported"] += len(state.prompt.spans)
-        self.held.pop(request.request_id)
-        self.connector.held.discard(request.request_id)
-        self.reserve.gone(request.request_id)
-        self.rehash(request, ())
-        self.scheduler.finish_requests(self.dependents({request.request_id}), RequestStatus.FINISHED_ABORTED)
-        self._leave(request.request_id)
-
-    def rehash(self, request: Request, spans: Sequence[Span]) -> None:
-        """Hash the blocks of a request that has none yet by the spans of its prompt."""
-        request.block_hashes.clear()
-        request._block_hasher = self.hashing.hasher(spans)
-        request.update_block_hashes()
+    def let_go(self, name: str) -> None:
+        """A request is held no more, and waits for sources no more."""
+        self.held.pop(name, None)
+        self.connector.held.discard(name)
+        self.reserve.gone(name)
+        for internal in self.internal.values():
+            if isinstance(internal, Internal):
+                internal.waiters.discard(name)
 
     def refuse(self, request: Request) -> None:
         """Let a request fail by itself: vLLM finishes the requests of this set with an error in its next update."""
@@ -154,14 +133,11 @@ class Resolver:
     def gone(self, request: Request) -> None:
         """A request's blocks are freed: it is finished."""
         name = request.request_id
-        self.held.pop(name, None)
-        self.connector.held.discard(name)
+        self.let_go(name)
         state = self.known.get(name)
         if state is not None:
             self._consume_leases(state)
-        self.reserve.gone(name)
         self.family.parent_gone(name)
-        self._leave(name)
         internal = self.internal.get(name)
         source = internal.source if isinstance(internal, Internal) else state.makes if state is not None else None
         if self.by_source.get(source) == name:
@@ -263,9 +239,7 @@ class Resolver:
         scheduler = self.scheduler
         if scheduler.pause_state != PauseState.UNPAUSED:
             return
-        for stuck in [one for one in self.held.values() if one.num_made > MOST_MADE * (1 + len(one.keys))]:
-            if stuck.request.request_id in self.held:  # else it worked for one that was given up
-                self.give_up(stuck)
+        give_up_stuck(self)
         seats = scheduler.max_num_active_reqs - len(scheduler.running) - len(scheduler.kv_holding_waiting)
         front = True
         for request in list(scheduler.waiting):
@@ -394,12 +368,8 @@ class Resolver:
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:
         """A request has its blocks, and its moves are queued: hand it and its ranges to vLLM."""
-        name = state.request.request_id
-        self.held.pop(name)
-        self.connector.held.discard(name)
-        self.reserve.gone(name)
+        self.let_go(state.request.request_id)
         state.num_starved = 0
-        self._leave(name)
         self.family.start(state, todo.ranges)
 
     def _consume_leases(self, state: SpanRequest) -> None:
@@ -408,9 +378,3 @@ class Resolver:
             tail = self.residency.tail(source.keys.tail_key, source.keys.tail)
             if tail is not None:
                 self.residency.consume(tail)
-
-    def _leave(self, name: str) -> None:
-        """A request waits for sources no more."""
-        for internal in self.internal.values():
-            if isinstance(internal, Internal):
-                internal.waiters.discard(name)
