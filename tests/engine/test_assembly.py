@@ -100,7 +100,7 @@ def test_an_answer_that_stands_where_it_was_sampled_brings_what_is_before_it(rep
         wide = widened(behind(assembly, 33), 0)
         assert [(s.start, s.delta, s.brings) for s in wide.segments] == [(33, 0, 0)]
         assert (wide.ranges, widened(assembly, 3).ranges) == ((), assembly.ranges[:-1])
-    for other in (SpanPrompt(ids[:40]), SpanPrompt(ids[1:40], (text,))):
+    for other in (SpanPrompt(ids[:40]), SpanPrompt(ids[1:40], (text,)), SpanPrompt((7, *ids[1:40]), (text,))):
         elsewhere = assemble(SpanPrompt(ids, (text, replace(later, anchor=other))), source_maker())
         assert not elsewhere.continues
         assert elsewhere.segments[-1].brings == 0

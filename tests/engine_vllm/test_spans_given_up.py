@@ -86,12 +86,33 @@ def test_who_waits_with_others_for_such_sources_ends_too(model_dir: Path, num_st
 
 
 def test_a_prefetch_that_is_given_up_makes_nothing(model_dir: Path) -> None:
-    engine = start(model_dir, 15, max_model_len=224)
+    engine = start(model_dir, 15, max_model_len=224, max_num_batched_tokens=64)
     outer = crowded(engine)
     engine.reset(False)
-    engine.send(outer, keep=True)
+    name = engine.send(outer, keep=True)
+    spans = engine.scheduler.spans
+    assert name in spans.by_source.values()
+    while not spans.known[name].exact:
+        engine.step()
+    assert name not in spans.by_source.values()
+    engine.finish()
+    assert_nothing_is_left(engine)
+
+
+def test_a_source_that_nobody_waits_for_any_more_ends_too(model_dir: Path) -> None:
+    """Its reader found it elsewhere, say, and is done."""
+    engine = start(model_dir, 15, max_model_len=224)
+    outer = crowded(engine)
+    wanted = judge(outer, answer(engine, outer, 4))
+    engine.reset(False)
+    name = engine.send(wanted)
+    for _ in range(5):
+        engine.step()
+    spans = engine.scheduler.spans
+    spans.let_go(name)
+    engine.abort(name)
+    assert spans.held
     engine.finish(4000)
-    assert engine.scheduler.spans.by_source == {}
     assert_nothing_is_left(engine)
 
 
