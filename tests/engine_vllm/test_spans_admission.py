@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, CLOSING, HEADER, behind, document, judge, judge_of_many, plain, prompt, start
+from symbolic_prompts import ANSWER, CLOSING, HEADER, behind, document, judge, plain, prompt, start
 
 from spanflow.engine.assembly import assemble, source_maker
 from spanflow.engine.protocol import Lease
@@ -81,9 +81,12 @@ def test_the_longest_source_behind_an_anchor_must_fit_the_pool(model_dir: Path, 
     """Two answers to one prompt behind a long head, which is shared and stays where a source is assembled."""
     engine = start(model_dir, 17, max_model_len=256)
     inner = behind(96, document(0, 15))
-    inner = SpanPrompt((*inner.token_ids[:-3], CLOSING, *ANSWER), inner.spans)
-    answers = [engine.sent[one(engine, inner, length, lease=Lease())].tokens for length in lengths]
-    outer = one(engine, judge_of_many(inner, answers))
+    anchor, ids, spans = SpanPrompt(inner.token_ids[: -len(ANSWER)], inner.spans), [2, 1, 2], []
+    for length in lengths:
+        answer = engine.sent[one(engine, inner, length, lease=Lease())].tokens
+        spans.append(Span(len(ids), len(ids) + len(ANSWER) + length, anchor, 0, len(ANSWER)))
+        ids += [*ANSWER, *answer, CLOSING]
+    outer = one(engine, SpanPrompt((*ids, 60, *ANSWER), tuple(spans)))
     fits = 40 not in lengths
     assert engine.statuses(outer) == (["hit"] if fits else ["unsupported"]) * 2
     assert fits or "of the KV pool's 16" in engine.whys(outer)[0]
@@ -152,6 +155,27 @@ def test_a_source_that_is_read_from_two_places_counts_from_the_first() -> None:
         pools: list[Any] = [SimpleNamespace(block_size=16, num_blocks=number) for number in range(12)]
         needed.append([bool(why_too_big(pool, assembly, 1)) for pool in pools].count(True))
     assert needed == [7, 7]
+
+
+def test_a_beginning_that_goes_on_behind_the_span_is_no_anchor(model_dir: Path) -> None:
+    """Spans and all: the model would read of it what the prompt shows only later."""
+    engine = start(model_dir, 60)
+    first, ids = Span(2, 12, SpanPrompt(HEADER)), (*range(10, 60), 5)
+    for size in (20, 25):
+        anchor = SpanPrompt(ids[:size], (first,))
+        assert is_foreign(engine, SpanPrompt(ids, (first, Span(20, 24, anchor)))) == (size > 20)
+
+
+def test_what_an_answer_stands_behind_is_no_anchor_of_a_text(model_dir: Path) -> None:
+    """That its prompt ran under a lease says that the tenant has seen the answer, and nothing of other text."""
+    engine = start(model_dir, 60)
+    inner = plain(1, 40)
+    tokens = engine.sent[one(engine, inner, 9, lease=Lease(consumers=2))].tokens
+    outer = judge(inner, tokens)
+    (span,), end = outer.spans, len(outer)
+    assert not is_foreign(engine, outer)
+    text = Span(end - 4, end - 2, span.anchor)
+    assert is_foreign(engine, SpanPrompt(outer.token_ids, (span, text)))
 
 
 def test_a_header_with_spans_is_no_header(model_dir: Path) -> None:
