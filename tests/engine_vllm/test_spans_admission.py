@@ -161,7 +161,7 @@ def test_a_beginning_that_goes_on_behind_the_span_is_no_anchor(model_dir: Path) 
     """Spans and all: the model would read of it what the prompt shows only later."""
     engine = start(model_dir, 60)
     first, ids = Span(2, 12, SpanPrompt(HEADER)), (*range(10, 60), 5)
-    for size in (20, 25):
+    for size in (20, 22, 25):
         anchor = SpanPrompt(ids[:size], (first,))
         assert is_foreign(engine, SpanPrompt(ids, (first, Span(20, 24, anchor)))) == (size > 20)
 
