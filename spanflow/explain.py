@@ -1,40 +1,40 @@
-"""What a query becomes and bounds of what it would cost, before anything runs: data first, text second."""
+"""What a query becomes and what it would cost, before anything runs: data first, text second."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from spanflow.compile import Compiled
-from spanflow.engine.context import count_span, in_context, source_key
+from spanflow.engine.protocol import Prediction, SpanStatus
 from spanflow.errors import QueryError
 from spanflow.ir.draw import tree_mermaid, tree_svg, tree_text
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
 from spanflow.lowering.lower import Lowered, lower
-from spanflow.lowering.prompt import SpanPrompt
 from spanflow.lowering.template import ChatTemplate
+from spanflow.plan.cost import Cost, bound
 from spanflow.plan.graph import Generation, Plan
 from spanflow.runner.options import RunOptions
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """Tokens of a prompt: `moved` from elsewhere, `repaired` (of spans, computed again in context), `computed` in all
-    (repaired ones too), and `internal`: computed beside the prompt, for spans that are nowhere yet."""
+class Expected:
+    """Tokens of a prompt as a running engine stands: `cached`, in its KV as prefix or to be moved, `computed` with the
+    prompt (they add up to it), and `internal`: computed beside it, for spans that are missing."""
 
-    moved: int
-    repaired: int
+    cached: int
     computed: int
-    internal: int = 0
+    internal: int
 
 
 @dataclass(frozen=True, slots=True)
 class ExplainedSpan:
     """A span of a prompt: tokens `[start, end)`, the path of its operand, and how it is computed.
 
-    `num_anchor_tokens` counts the tokens that it is computed behind.
+    `num_anchor_tokens` counts the tokens that it is computed behind. `status` is what its report would say if the
+    prompt ran now, or None where no engine was asked.
     """
 
     path: str
@@ -44,6 +44,7 @@ class ExplainedSpan:
     anchor: Literal["header", "head", "none", "prompt"]
     num_anchor_tokens: int
     kind: Literal["text", "generated"]
+    status: SpanStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class ExplainedGeneration:
     `num_inner` counts the answers that its prompt waits for: then `num_tokens`, `spans` and the costs are of what is
     known, and `num_tokens` is None where nothing can be said (`notes` say why). `is_leased`: its answer's KV is kept
     for the prompt that reads it. `all_hit` and `all_new` are bounds: the costs when all spans are there, and when none
-    is. No engine is asked which of them are; prefix hits save more, and are not counted.
+    is; prefix hits save more, and are not counted. `expected` is what a running engine would find if the prompt ran
+    now, before all others; None where no engine runs, or it cannot tell.
     """
 
     path: str
@@ -67,6 +69,7 @@ class ExplainedGeneration:
     spans: tuple[ExplainedSpan, ...]
     all_hit: Cost | None
     all_new: Cost | None
+    expected: Expected | None
     num_tokens_differing: int
     notes: tuple[str, ...]
 
@@ -94,6 +97,9 @@ _OF_STAGE: Mapping[str, tuple[str, ...]] = {
 
 
 _BOUNDS = "Costs are bounds: no engine was asked which spans are there, and prefix hits, which save more, do not count."
+_EXPECTED = (
+    "'As it stands' is what the engine would find now, prefix hits too; the other costs are bounds without those."
+)
 
 #: Lines between nodes that Mermaid draws; with more it shows an error in place of the picture.
 _MAX_EDGES = 500
@@ -163,6 +169,8 @@ class Explanation:
             lines += [f"spans run with full attention: {self.spans_unsupported}", ""]
         for generation in self.generations:
             lines += [*_describe(generation, self.window), ""]
+        if any(generation.expected for generation in self.generations):
+            return [*lines, _EXPECTED]
         if any(generation.spans for generation in self.generations):
             return [*lines, _BOUNDS]
         return lines[:-1]
@@ -199,21 +207,38 @@ def _fired(each: ExplainedPass) -> str:
     return ", ".join(f"{rule} x{count}" for rule, count in each.rules.items())
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a prompt before it runs: as lowered with nothing in the places of answers that are not there
+    yet, or None, and what is to be said of it."""
+
+    generation: Generation
+    lowered: Lowered | None
+    notes: tuple[str, ...]
+
+
+def lower_known(plan: Plan, template: ChatTemplate, options: RunOptions) -> tuple[Known, ...]:
+    """The prompt of each generate. Raises QueryError for one that cannot be lowered and waits for nothing."""
+    return tuple(_lower_known(plan, each, template, options) for each in plan.order if each.index == 0)
+
+
 def explain(
     compiled: Compiled,
-    template: ChatTemplate,
+    known: Sequence[Known],
     options: RunOptions,
     *,
     window: int | None,
     spans_unsupported: str = "",
+    predictions: Mapping[str, Prediction] | None = None,
 ) -> Explanation:
-    """Explain a compiled query. Raises QueryError for a generation that cannot be lowered and waits for nothing."""
+    """Explain a compiled query with its lowered prompts; `predictions` are the engine's, by path."""
     plan = compiled.plan
     stages = {generation.path: number for number, stage in enumerate(plan.stages()) for generation in stage}
-    first = [generation for generation in plan.order if generation.index == 0]
-    explained = tuple(_explain(plan, g, stages[g.path], template, options, window) for g in first)
-    passes = _explain_passes(compiled)
-    return Explanation(compiled.tree, explained, window, spans_unsupported, passes)
+    explained = []
+    for each in known:
+        path = each.generation.path
+        explained.append(_explain(plan, each, stages[path], options, window, (predictions or {}).get(path)))
+    return Explanation(compiled.tree, tuple(explained), window, spans_unsupported, _explain_passes(compiled))
 
 
 def _explain_passes(compiled: Compiled) -> tuple[ExplainedPass, ...]:
@@ -230,11 +255,11 @@ def _explain_passes(compiled: Compiled) -> tuple[ExplainedPass, ...]:
 
 
 def _explain(
-    plan: Plan, generation: Generation, stage: int, template: ChatTemplate, options: RunOptions, window: int | None
+    plan: Plan, known: Known, stage: int, options: RunOptions, window: int | None, prediction: Prediction | None
 ) -> ExplainedGeneration:
+    generation, lowered, notes = known.generation, known.lowered, known.notes
     node = generation.node
     num_inner = plan.num_inner(generation.key)
-    lowered, notes = _lower_known(plan, generation, template, options)
     prompt = None if lowered is None else lowered.prompt
     max_tokens = node.sampling.max_tokens or options.max_tokens
     if prompt is not None and window is not None:
@@ -253,18 +278,16 @@ def _explain(
         num_inner=num_inner,
         is_leased=generation.is_leased,
         num_tokens=None if prompt is None else len(prompt),
-        spans=() if lowered is None else _spans(lowered),
-        all_hit=None if prompt is None else predict(prompt, are_there=True),
-        all_new=None if prompt is None else predict(prompt, are_there=False),
+        spans=() if lowered is None else _spans(lowered, prediction),
+        all_hit=None if prompt is None else bound(prompt, are_there=True),
+        all_new=None if prompt is None else bound(prompt, are_there=False),
+        expected=None if prediction is None else Expected(prediction.cached, prediction.computed, prediction.internal),
         num_tokens_differing=0 if lowered is None else lowered.num_tokens_differing,
         notes=notes,
     )
 
 
-def _lower_known(
-    plan: Plan, generation: Generation, template: ChatTemplate, options: RunOptions
-) -> tuple[Lowered | None, tuple[str, ...]]:
-    """The prompt with nothing in the places of answers that are not there yet."""
+def _lower_known(plan: Plan, generation: Generation, template: ChatTemplate, options: RunOptions) -> Known:
     path = generation.path
     generated = plan.not_yet(path)
     try:
@@ -279,36 +302,18 @@ def _lower_known(
     except QueryError as error:
         if not generated:
             raise
-        return None, (f"nothing is known of this prompt before its answers are there: {error}",)
-    return lowered, lowered.notes
+        return Known(generation, None, (f"nothing is known of this prompt before its answers are there: {error}",))
+    return Known(generation, lowered, lowered.notes)
 
 
-def _spans(lowered: Lowered) -> tuple[ExplainedSpan, ...]:
+def _spans(lowered: Lowered, prediction: Prediction | None) -> tuple[ExplainedSpan, ...]:
+    found: Sequence[SpanStatus | None] = [None] * len(lowered.sources)
+    if prediction is not None:
+        found = [report.status for report in prediction.spans]
     return tuple(
-        ExplainedSpan(source.path, span.start, span.end, source.rung, source.anchor, len(span.anchor), source.kind)
-        for span, source in zip(lowered.prompt.spans, lowered.sources, strict=True)
+        ExplainedSpan(s.path, span.start, span.end, s.rung, s.anchor, len(span.anchor), s.kind, status)
+        for span, s, status in zip(lowered.prompt.spans, lowered.sources, found, strict=True)
     )
-
-
-def predict(prompt: SpanPrompt, *, are_there: bool) -> Cost:
-    """What a prompt costs when the KV of all its spans is there, or when none of it is: bounds, without a look at any
-    cache.
-
-    A span that stands in the prompt twice is computed once. What stands before the first span counts as computed with
-    the prompt.
-    """
-    counts = [count_span(prompt, span) for span in prompt.spans]
-    moved = sum(count[0] for count in counts)
-    repaired = sum(count[1] for count in counts)
-    computed = int(in_context(prompt).sum())
-    if are_there:
-        return Cost(moved, repaired, computed)
-    missing: Mapping[bytes, int] = {
-        source_key(prompt, span): len(span.anchor) + len(span)
-        for span, count in zip(prompt.spans, counts, strict=True)
-        if count[0]
-    }
-    return Cost(moved, repaired, computed, sum(missing.values()))
 
 
 def _describe(generation: ExplainedGeneration, window: int | None) -> list[str]:
@@ -325,6 +330,9 @@ def _describe(generation: ExplainedGeneration, window: int | None) -> list[str]:
         lines.append(f"  prompt: unknown{_waits(generation.num_inner)}")
     for span in generation.spans:
         lines.append(f"  span [{span.start}, {span.end}) {_describe_span(span)}: {span.path}")
+    if (expected := generation.expected) is not None:
+        beside = f", {expected.internal} beside it" if expected.internal else ""
+        lines.append(f"  as it stands: {expected.cached} cached, {expected.computed} computed{beside}")
     for name, cost in (("all spans there", generation.all_hit), ("all spans new", generation.all_new)):
         if cost is not None and generation.spans:
             beside = f", {cost.internal} beside it" if cost.internal else ""
@@ -340,7 +348,8 @@ def _describe(generation: ExplainedGeneration, window: int | None) -> list[str]:
 
 def _describe_span(span: ExplainedSpan) -> str:
     behind = "nothing" if span.anchor == "none" else f"the {span.anchor} of {_tokens(span.num_anchor_tokens)}"
-    return f"{_tokens(span.end - span.start)}, {span.rung}, behind {behind}, {span.kind}"
+    status = "" if span.status is None else f", {span.status}"
+    return f"{_tokens(span.end - span.start)}, {span.rung}, behind {behind}, {span.kind}{status}"
 
 
 def _tokens(number: int) -> str:

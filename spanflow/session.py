@@ -12,9 +12,9 @@ from typing import Any, Self, TypeAlias, TypeVar
 
 from spanflow.compile import Askable, Compiled, bind_query, compile_query
 from spanflow.engine.models import DEFAULT_MODEL
-from spanflow.engine.protocol import EngineInfo
+from spanflow.engine.protocol import EngineInfo, Prediction
 from spanflow.errors import EngineDied
-from spanflow.explain import Explanation, explain
+from spanflow.explain import Explanation, explain, lower_known
 from spanflow.ir.copying import copied
 from spanflow.ir.fidelity import Rung
 from spanflow.ir.nodes import Node
@@ -23,6 +23,7 @@ from spanflow.optimizer.order import OrderHint
 from spanflow.result import Done, Event, Result
 from spanflow.runner import ErrorPolicy, Host, RunOptions, run_plan
 from spanflow.runner.background import Job
+from spanflow.runner.predict import predict
 from spanflow.runner.prefetch import prefetch
 from spanflow.runner.progress import Telling, speaker
 from spanflow.runner.startup import Core, EngineChoice
@@ -156,7 +157,10 @@ class Session:
     # Looking inside.
 
     def explain(self, query: Askable, **overrides: Any) -> Explanation:
-        """What the query becomes, and bounds of its cost: needs the model's tokenizer, and starts no engine."""
+        """What the query becomes, and what it costs: as the engine stands, where it runs, and bounds.
+
+        Needs the model's tokenizer, and starts no engine. Raises QueryError, ModelError.
+        """
         options = self._options.changed(overrides)
         return self._begin(lambda: self._explain(query, options)).wait()
 
@@ -296,9 +300,13 @@ class Session:
     async def _explain(self, query: Askable, options: RunOptions) -> Explanation:
         compiled = await self._compile(await bind_query(query), options)
         template, window = await self._core.template()
-        return await asyncio.to_thread(
-            explain, compiled, template, options, window=window, spans_unsupported=self._core.spans_unsupported()
-        )
+        known = await asyncio.to_thread(lower_known, compiled.plan, template, options)
+        predictions, why, host = dict[str, Prediction](), "", self._core.running
+        if host is not None:
+            why = host.engine.info.spans_unsupported
+            lowered = [(each.generation, each.lowered) for each in known if each.lowered is not None]
+            predictions = await predict(lowered, host, options)
+        return explain(compiled, known, options, window=window, spans_unsupported=why, predictions=predictions)
 
 
 async def _feed(run: Coroutine[Any, Any, Result], put: Callable[[Event | None], None]) -> None:

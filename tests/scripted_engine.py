@@ -13,7 +13,15 @@ from lowering.families import FAMILIES
 from lowering.tiny import TinyTokenizer
 
 from spanflow.engine import registry
-from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, FinishReason, SpanReport, Usage
+from spanflow.engine.protocol import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    Prediction,
+    SpanReport,
+    Usage,
+)
 
 
 class SpeakingTokenizer(TinyTokenizer):
@@ -50,6 +58,7 @@ class Script:
     released: list[str] = field(default_factory=list)
     prefetched: list[EngineRequest] = field(default_factory=list)
     prefetch_error: Exception | None = None
+    prediction: Prediction | Exception | None = None
     running: set[str] = field(default_factory=set)
     most_running: int = 0
     num_starts: int = 0
@@ -116,6 +125,11 @@ class ScriptedEngine:
             spans = request.prompt.spans
             return tuple(SpanReport(s.start, s.end, "unsupported", computed=len(s), why=why) for s in spans)
         return tuple(SpanReport(s.start, s.end, "hit", moved=len(s)) for s in request.prompt.spans)
+
+    async def predict(self, request: EngineRequest) -> Prediction | None:
+        if isinstance(self.script.prediction, Exception):
+            raise self.script.prediction
+        return self.script.prediction
 
     async def prefetch(self, request: EngineRequest) -> None:
         if self.script.prefetch_error is not None:

@@ -260,13 +260,14 @@ class SymbolicEngine:
         salt: str | None = None,
         probe: bool = False,
         keep: bool = False,
+        look: bool = False,
         sampling: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> str:
         """Queue a request; its name. `sampling` are further fields of vLLM's parameters, `options` those of Request."""
         name = f"r{next(self._names)}"
-        ask = Ask(spans=prompt.spans, lease=lease, probe=probe, keep=keep)
-        extra = {"spanflow": encode(ask)} if prompt.spans or lease or probe or keep else None
+        ask = Ask(spans=prompt.spans, lease=lease, probe=probe, keep=keep, look=look)
+        extra = {"spanflow": encode(ask)} if ask != Ask() else None
         wanted = {"temperature": 0.0} | dict(sampling or {})
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **wanted)
         params.update_from_generation_config({}, None)

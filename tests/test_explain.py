@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lowering.families import FAMILIES, tiny
-from scripted_engine import SpeakingTokenizer
+from scripted_engine import Script, SpeakingTokenizer, register
 
-from spanflow import QueryError, commute, fragment, generate, seq, system, user
+from spanflow import EngineDied, QueryError, Session, commute, fragment, generate, seq, system, user
 from spanflow.compile import as_generate, compile_query
-from spanflow.explain import Cost, Explanation, _explain_passes, explain, predict
+from spanflow.engine.protocol import Prediction
+from spanflow.explain import Expected, Explanation, _explain_passes, explain, lower_known
 from spanflow.ir.draw import tree_svg
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 from spanflow.lowering.template import ChatTemplate
+from spanflow.plan.cost import Cost, bound
 from spanflow.runner import RunOptions
 
 TEMPLATE = ChatTemplate(SpeakingTokenizer())
@@ -24,7 +26,8 @@ TEMPLATE = ChatTemplate(SpeakingTokenizer())
 
 def explained(query: Any, window: int | None = 500, **options: Any) -> Explanation:
     chosen = RunOptions().changed(options)
-    return explain(compile_query(as_generate(query), chosen, model="m"), TEMPLATE, chosen, window=window)
+    compiled = compile_query(as_generate(query), chosen, model="m")
+    return explain(compiled, lower_known(compiled.plan, TEMPLATE, chosen), chosen, window=window)
 
 
 RAG = generate(
@@ -100,7 +103,8 @@ def test_a_prompt_that_is_too_long_is_said_to_be() -> None:
 def test_an_engine_without_spans_is_named() -> None:
     chosen = RunOptions()
     compiled = compile_query(RAG, chosen, model="m")
-    explanation = explain(compiled, TEMPLATE, chosen, window=500, spans_unsupported="it has no rotary embedding")
+    known = lower_known(compiled.plan, TEMPLATE, chosen)
+    explanation = explain(compiled, known, chosen, window=500, spans_unsupported="it has no rotary embedding")
     assert "spans run with full attention: it has no rotary embedding" in str(explanation)
 
 
@@ -109,9 +113,9 @@ def test_what_cannot_be_lowered_is_refused_or_unknown_before_its_answers_are_the
     chosen = RunOptions()
     twice = compile_query(generate(seq(user("one"), user("two"))), chosen, model="m")
     with pytest.raises(QueryError, match="chat template refuses these messages"):
-        explain(twice, strict, chosen, window=None)
+        lower_known(twice.plan, strict, chosen)
     waiting = compile_query(generate(seq(generate(user("one")), user("two"))), chosen, model="m")
-    explanation = explain(waiting, strict, chosen, window=None)
+    explanation = explain(waiting, lower_known(waiting.plan, strict, chosen), chosen, window=None)
     outer = explanation.generations[-1]
     assert (outer.num_tokens, outer.all_hit, outer.spans) == (None, None, ())
     assert outer.notes[0].startswith("nothing is known of this prompt before its answers are there: ")
@@ -130,7 +134,9 @@ def test_an_explanation_has_a_json_form() -> None:
         "anchor": "header",
         "num_anchor_tokens": 3,
         "kind": "text",
+        "status": None,
     }
+    assert only["expected"] is None
     assert only["all_hit"] == {"moved": 0, "repaired": 12, "computed": 34, "internal": 0}
 
 
@@ -143,7 +149,7 @@ def test_costs_add_up_to_the_prompt(layout: list[tuple[int, int, int]], rest: in
         spans.append(Span(start, start + length, NO_ANCHOR, min(repaired, length)))
         position = start + length
     prompt = SpanPrompt(tuple(range(position + rest)), tuple(spans))
-    hit, new = predict(prompt, are_there=True), predict(prompt, are_there=False)
+    hit, new = bound(prompt, are_there=True), bound(prompt, are_there=False)
     assert hit.moved + hit.computed == len(prompt)
     assert hit.repaired <= hit.computed
     assert (new.moved, new.repaired, new.computed, hit.internal) == (hit.moved, hit.repaired, hit.computed, 0)
@@ -152,7 +158,7 @@ def test_costs_add_up_to_the_prompt(layout: list[tuple[int, int, int]], rest: in
 
 def test_a_span_that_stands_in_a_prompt_twice_is_computed_once() -> None:
     prompt = SpanPrompt((9, 1, 2, 1, 2, 9), (Span(1, 3, NO_ANCHOR), Span(3, 5, NO_ANCHOR)))
-    assert predict(prompt, are_there=False) == Cost(moved=4, repaired=0, computed=2, internal=2)
+    assert bound(prompt, are_there=False) == Cost(moved=4, repaired=0, computed=2, internal=2)
 
 
 def test_the_passes_are_shown_with_the_rules_that_fired_and_what_they_found() -> None:
@@ -210,3 +216,64 @@ def test_what_is_too_large_for_mermaid_is_drawn_without_it() -> None:
 def test_spans_without_an_anchor_and_of_one_token() -> None:
     text = str(explained(generate(user(commute("a", separator=""), "Which?")), rung="moved", anchor="none"))
     assert "1 token, moved, behind nothing, text: $.query.parts[0].operands[0]" in text
+
+
+def documents(*texts: str, question: str = "Which?", **options: Any) -> Any:
+    return generate(seq(system("Be brief."), user(commute(*texts, **options), question)), max_tokens=4)
+
+
+def test_a_running_engine_says_what_it_would_find() -> None:
+    """And what it says comes true; before it runs nobody is asked, and nothing is started to ask."""
+    first, second = "The sky is blue and wide. " * 9, "The sea is deep and green. " * 9
+    with Session("m", engine="simulator", tokenizer=SpeakingTokenizer()) as s:
+        statuses = []
+        for query in (documents(first, rung="moved"), documents(second, first, rung="moved"), documents(second, first)):
+            (said,) = s.explain(query).generations
+            assert said == s.explain(query).generations[0]
+            result = s.run(query)
+            assert [span.status for span in said.spans] == [span.status for span in result.spans]
+            assert said.expected == Expected(
+                result.usage.cached, result.usage.prompt - result.usage.cached, result.usage.internal
+            )
+            statuses.append([span.status for span in said.spans])
+        assert statuses == [["new"], ["new", "hit"], ["hit", "hit"]]
+        text = str(s.explain(documents(second, first, question="Why?", rung="moved")))
+    assert "text, hit: $.query" in text
+    assert "  as it stands: " in text
+    assert text.endswith(
+        "'As it stands' is what the engine would find now, prefix hits too; the other costs are bounds without those."
+    )
+    closed = Session("m", engine="simulator", tokenizer=SpeakingTokenizer())
+    (said,) = closed.explain(documents(first)).generations
+    assert (said.expected, [span.status for span in said.spans]) == (None, [None])
+    closed.close()
+
+
+def test_a_judge_is_foreseen_without_its_answers() -> None:
+    given = "The sky is blue and wide. " * 9
+    query = generate(seq(commute(generate(user("write"), n=2, temperature=1.0), user(given)), user("which?")))
+    with Session("m", engine="simulator", tokenizer=SpeakingTokenizer(), max_tokens=5) as s:
+        s.prefetch(query)
+        inner, outer = s.explain(query).generations
+    assert inner.expected is not None
+    assert inner.expected.computed == inner.num_tokens
+    assert [span.status for span in outer.spans] == ["hit"]
+
+
+@pytest.mark.parametrize("word", [None, EngineDied("it is gone"), QueryError("no")])
+def test_an_engine_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, word: Any) -> None:
+    """What a run would raise is no reason to explain less."""
+    register(monkeypatch)
+    with Session("m", engine="scripted", script=Script(prediction=word)) as s:
+        explanation = s.explain(RAG)
+    assert explanation.generations[0].expected is None
+    assert "Costs are bounds: " in str(explanation)
+
+
+def test_what_is_too_long_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch)
+    script = Script(window=30, prediction=Prediction((), 1, 2, 3))
+    with Session("m", engine="scripted", script=script) as s:
+        (only,) = s.explain(RAG).generations
+    assert only.expected is None
+    assert "too long" in only.notes[0]

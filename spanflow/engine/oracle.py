@@ -20,7 +20,15 @@ from spanflow.engine.detokenize import TextStream
 from spanflow.engine.leases import LeaseBook, tenant
 from spanflow.engine.models import resolve_model
 from spanflow.engine.oracle_model import OracleModel, Sequence
-from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, FinishReason, SpanReport, Usage
+from spanflow.engine.protocol import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    Prediction,
+    SpanReport,
+    Usage,
+)
 from spanflow.errors import EngineDied, ModelError, QueryError
 from spanflow.ir.nodes import Sampling
 
@@ -147,6 +155,13 @@ class OracleEngine:
         finally:
             left.set()
             self._running.discard(request.request_id)
+
+    async def predict(self, request: EngineRequest) -> Prediction:
+        """Which spans it has seen; it makes each when it is wanted, beside no clock."""
+        self._check(request)
+        reports, _ = self._report(request)
+        num_moved = sum(report.moved for report in reports)
+        return Prediction(reports, len(request.prompt) - num_moved, num_moved, 0)
 
     async def prefetch(self, request: EngineRequest) -> None:
         """Nothing: what is timed here is not the cache."""

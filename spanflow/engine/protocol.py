@@ -70,6 +70,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Prediction:
+    """What a request would find if it ran now, before all others: one report a span, and tokens of its prompt.
+
+    `computed` in its own pass, `cached` from KV (prefix hits and moves; they add up to the prompt), and `internal`
+    beside it, to materialise spans that are missing. What making them would push out of a full cache is not foreseen.
+    """
+
+    spans: tuple[SpanReport, ...]
+    computed: int
+    cached: int
+    internal: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineOutput:
     """A piece of an answer: new text and token ids since the last piece; the last one carries the rest.
 
@@ -116,6 +130,9 @@ class Engine(Protocol):
 
     def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request."""
+
+    async def predict(self, request: EngineRequest) -> Prediction | None:
+        """What a request would find; changes nothing. None where the engine cannot tell. Raises as `stream` does."""
 
     async def prefetch(self, request: EngineRequest) -> None:
         """Compute the KV of a prompt, whole, since spans will be taken from it: anchor and span, one after the other.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spanflow.engine.assembly import Segment, assemble, source_maker
@@ -185,12 +185,8 @@ class Residency:
         """
         size = self.block_size
         hits: list[int] = []
-        for key in block_keys(owner, prompt, size)[: (len(prompt) - 1) // size]:
-            block = self.pool.find(key)
-            if block is None:
-                break
-            hits.append(block)
-        self.pool.touch(hits)
+        keys = block_keys(owner, prompt, size)[: (len(prompt) - 1) // size]
+        self._adopt(keys, hits)
         pinned: list[int] = []
         try:
             missing = []
@@ -206,6 +202,7 @@ class Residency:
                 pinned += found or []
                 if not found:
                     yield self._making_source(owner, segment, done, pinned)
+            self._adopt(keys, hits)  # a source behind its beginning may have made some
             moved = [self._moved(owner, prompt, segment) for segment in segments[lacks_only_its_head:]]
             total = -(-(len(prompt) + room) // size)
             done.blocks = hits + self.pool.take(total - len(hits))
@@ -219,6 +216,15 @@ class Residency:
             flags[start : min(end, len(prompt) - (keep_from is None))] = False
         done.computed = int(flags[len(hits) * size :].sum())
         self._register(owner, prompt, done.blocks, keep_from)
+
+    def _adopt(self, keys: Sequence[bytes], hits: list[int]) -> None:
+        """Add to a prompt's prefix hits those behind them, pinned."""
+        for key in keys[len(hits) :]:
+            block = self.pool.find(key)
+            if block is None:
+                return
+            self.pool.touch([block])
+            hits.append(block)
 
     def _find_source(self, owner: Hashable, prompt: SpanPrompt, segment: Segment, done: _Pass) -> list[int] | None:
         """The blocks that a segment is moved from, pinned, or None where some are missing."""

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,10 @@ from spanflow.engine.context import checked_max_tokens
 from spanflow.engine.detokenize import TextStream
 from spanflow.engine.made_up import MadeUp, Script
 from spanflow.engine.models import DEFAULT_MODEL, resolve_model
-from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, FinishReason, SpanReport, Usage
+from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, FinishReason, Prediction, Usage
 from spanflow.engine.residency import Admission, Residency
 from spanflow.errors import EngineDied, EngineUnavailable, QueryError
 from spanflow.installing import install_advice
-
-
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """What a request would find: one report a span, and tokens of its prompt (see `Usage`)."""
-
-    spans: tuple[SpanReport, ...]
-    prompt: int
-    computed: int
-    cached: int
-    internal: int
 
 
 class SimulatorEngine:
@@ -114,7 +103,7 @@ class SimulatorEngine:
     def _made_up(self) -> MadeUp:
         return MadeUp(self.tokenizer, self._script)
 
-    def predict(self, request: EngineRequest) -> Prediction:
+    async def predict(self, request: EngineRequest) -> Prediction:
         """What the request would find if it ran now and alone; changes nothing. Raises QueryError."""
         room = checked_max_tokens(request, self.info.max_model_len)
         copy = self.residency.copy()
@@ -124,9 +113,7 @@ class SimulatorEngine:
             admission = copy.admit_alone(request, room)
         except PoolFull as full:
             raise _no_room(request, full) from full
-        return Prediction(
-            admission.spans, len(request.prompt), admission.computed, admission.cached, admission.internal
-        )
+        return Prediction(admission.spans, admission.computed, admission.cached, admission.internal)
 
     def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request; it waits while the pool is full, in order of priority, then of arrival."""

@@ -123,9 +123,10 @@ class Core:
                 self._template = await asyncio.to_thread(self.choice.load_template)
             return self._template
 
-    def spans_unsupported(self) -> str:
-        """Why the engine serves no spans; '' where it does, or has not been asked yet."""
-        return "" if self._host is None else self._host.engine.info.spans_unsupported
+    @property
+    def running(self) -> Host | None:
+        """The engine, where it has been started."""
+        return self._host
 
     def close(self) -> None:
         """Abort what is in flight, stop the engine and its loop. Idempotent."""

@@ -98,8 +98,8 @@ async def test_a_document_that_was_prefetched_is_found_whole(engine: SimulatorEn
 
 async def test_a_prediction_comes_true_and_changes_nothing(engine: SimulatorEngine) -> None:
     for _ in range(2):
-        foreseen = engine.predict(ask())
-        assert foreseen == engine.predict(ask())
+        foreseen = await engine.predict(ask())
+        assert foreseen == await engine.predict(ask())
         _, _, last = await run(engine, ask())
         assert last.usage is not None
         assert (foreseen.spans, foreseen.cached, foreseen.internal) == (
@@ -107,9 +107,9 @@ async def test_a_prediction_comes_true_and_changes_nothing(engine: SimulatorEngi
             last.usage.cached,
             last.usage.internal,
         )
-        assert foreseen.computed == foreseen.prompt - foreseen.cached
+        assert foreseen.computed == last.usage.prompt - foreseen.cached
     with pytest.raises(PromptTooLong):
-        engine.predict(ask(max_tokens=5000))
+        await engine.predict(ask(max_tokens=5000))
 
 
 async def test_requests_wait_for_blocks_in_order_of_priority() -> None:

@@ -79,7 +79,7 @@ def test_anchors_may_be_nested_deeper_than_python_calls() -> None:
         ({}, "flat list of ints is wanted, got dict"),
         ([], "ends at int 0"),
         ([2], "version 2; this engine reads version 1"),
-        ([1, 16], "flags is 16"),
+        ([1, 32], "flags is 32"),
         ([1, 0, 0, 0, 0, -1], "number of anchors is -1"),
         ([1, 0, 0, 0, 0, 10**9], "number of anchors is 1000000000"),
         ([1, 0, 0, 0, 0, 0, 1, 2, 4, -1, -1, -1], "repair -1"),

@@ -20,6 +20,7 @@ from vllm_rig import Answer, Judge
 from spanflow import PromptTooLong, QueryError, Session, commute, fragment, generate, retrieve, seq, system, user
 from spanflow.doctor import diagnose
 from spanflow.engine.protocol import EngineOutput, EngineRequest
+from spanflow.explain import Expected
 from spanflow.result import Delta, Done, Started
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
@@ -76,12 +77,17 @@ def test_everything_repaired_says_what_full_attention_says(vllm_session: Session
 
 
 def test_an_explanation_agrees_with_the_run(vllm_session: Session) -> None:
-    query = question("varn", "clock")
-    (explained,) = vllm_session.explain(query).generations
-    result = vllm_session.run(query)
-    assert explained.num_tokens == result.usage.prompt
-    assert explained.all_hit is not None
-    assert explained.all_hit.moved == sum(span.moved for span in result.spans)
+    vllm_session.on_host(lambda host: host.engine.reset())
+    vllm_session.run(question("clock"))
+    for query in (question("varn", "clock"), question("clock", "varn"), question("varn", "clock", rung="exact")):
+        (explained,) = vllm_session.explain(query).generations
+        result = vllm_session.run(query)
+        assert explained.num_tokens == result.usage.prompt
+        assert explained.all_hit is not None
+        assert explained.all_hit.moved == sum(span.moved for span in result.spans)
+        assert [span.status for span in explained.spans] == [span.status for span in result.spans]
+        cached, internal = result.usage.cached, result.usage.internal
+        assert explained.expected == Expected(cached, result.usage.prompt - cached, internal)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import BLOCK, HEADER, behind, continued, document, judge, plain, prompt, start
+from symbolic_prompts import BLOCK, HEADER, behind, continued, conversation, document, judge, plain, prompt, start
 
 from spanflow.engine.protocol import EngineRequest, Lease, SpanReport
 from spanflow.engine.residency import Residency
@@ -28,14 +28,17 @@ class Both:
         self.cache = Residency(num_blocks, BLOCK, 512, lambda: 0.0)
 
     def ask(self, asked: SpanPrompt, num_tokens: int = 1, lease: Lease | None = None) -> tuple[Counts, list[int]]:
-        """What both say of a prompt, and its answer; fails where they differ."""
+        """What both say of a prompt, and its answer; fails where they differ, or a look did not foresee it."""
+        look = self.engine.sent[self.engine.send(asked, num_tokens, look=True)]
+        self.engine.finish()
         name = self.engine.send(asked, num_tokens, lease=lease)
         self.engine.finish()
         sent = self.engine.sent[name]
         request = EngineRequest(name, asked, Sampling(num_tokens), lease)
         found = self.cache.play(request, tuple(sent.tokens))
         counts = counted(found.spans), found.cached, found.internal
-        assert counts == of_engine(sent)
+        assert counts == of_engine(sent) == foreseen(look)
+        assert not look.tokens
         return counts, sent.tokens
 
 
@@ -48,6 +51,16 @@ def of_engine(sent: Any) -> Counts:
 
     spans, internal, _ = unpack(sent.report) or ((), 0, {})
     return counted(spans), sent.prefill.num_cached_tokens, internal
+
+
+def foreseen(look: Any) -> Counts:
+    """What a look says would become of a request."""
+    from spanflow.engine.vllm.report import unpack
+
+    reports = unpack(look.report)
+    assert reports is not None
+    spans, internal, answers = reports
+    return counted(spans), len(look.prompt) - answers["look"], internal
 
 
 def test_documents_in_new_orders(model_dir: Path) -> None:
@@ -123,3 +136,19 @@ def test_a_prompt_that_cannot_be_served(model_dir: Path) -> None:
     assert both.ask(two)[0] == ([("new", 4, 0, 0), ("new", 505, 0, 0)], 510, 1 + 7 + 508)
     one = SpanPrompt(tokens, (Span(1, 510, header),))
     assert both.ask(one)[0] == ([("unsupported", 0, 0, 509)], 0, 0)
+
+
+@pytest.mark.parametrize("length", [6, 20])
+@pytest.mark.parametrize("documents", [1, 2])
+def test_a_conversation(model_dir: Path, documents: int, length: int) -> None:
+    """What stands behind the beginning of a prompt makes that beginning's blocks, which the prompt finds then.
+
+    (Where the moved part of a beginning fills no block, what is made in one step computes the rest of it once each.)
+    """
+    both = Both(model_dir)
+    for groups in (1, 2, 4):
+        both.ask(conversation(groups, documents, length, question=16))
+        both.engine.scheduler.reset_prefix_cache()
+        both.cache.reset()
+    both.ask(conversation(4, documents, length, question=16))
+    assert both.ask(conversation(4, documents, length, question=16))[0][2] == 0

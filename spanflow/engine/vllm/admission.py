@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 from spanflow.engine.assembly import Assembly, assemble
 from spanflow.engine.context import effective
 from spanflow.engine.vllm.contract import Request, RequestStatus
+from spanflow.engine.vllm.look import look
 from spanflow.engine.vllm.payload import Ask, decode
-from spanflow.engine.vllm.state import SourceState, SpanRequest
+from spanflow.engine.vllm.state import SpanRequest
 from spanflow.errors import QueryError
-from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+from spanflow.lowering.prompt import Span, SpanPrompt
 
 if TYPE_CHECKING:
     from spanflow.engine.vllm.resolver import Resolver
@@ -35,6 +36,10 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
         check_anchors(spans, request, prompt)
     except QueryError as error:
         spans.known[request.request_id] = SpanRequest(request, Ask(), SpanPrompt(tokens), answers={"error": str(error)})
+        spans.refuse(request)
+        return
+    if ask.look:
+        look(spans, read(spans, request, ask, prompt))
         spans.refuse(request)
         return
     if ask.lease is not None:
@@ -61,35 +66,27 @@ def expect(spans: Resolver, request: Request) -> None:
 
 def register(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) -> None:
     """Hold a request with spans back until they are resolved, or note why they are computed in context."""
+    state = read(spans, request, ask, prompt)
+    if state.exact:
+        spans.counters["unsupported"] += len(state.prompt.spans)
+    elif state.assembly is not None:
+        spans.hold(state)
+
+
+def read(spans: Resolver, request: Request, ask: Ask, prompt: SpanPrompt) -> SpanRequest:
+    """What is known of a request: what it is assembled from, or why its spans are computed in context."""
     kept = effective(prompt)
-    state = SpanRequest(request, ask, kept)
-    spans.known[request.request_id] = state
+    state = spans.known[request.request_id] = SpanRequest(request, ask, kept)
     if not kept.spans:
         state.answers["unsupported"] = spans.unsupported
-        return
+        return state
     params = request.sampling_params
     state.exact = why_exact(spans, state, params.max_tokens or 1 if params is not None else 1)
-    if state.exact:
-        spans.counters["unsupported"] += len(kept.spans)
-        return
-    # The request's own hashes must know of the spans before anybody looks its prefix up.
-    rehash(spans, request, kept.spans)
-    serve(spans, state)
-
-
-def serve(spans: Resolver, state: SpanRequest) -> None:
-    """Hold a request until its spans are resolved."""
-    spans.known[state.request.request_id] = state
-    state.assembly = assemble(state.prompt, state.make)
-    sources, keys = [segment.source for segment in state.assembly.segments], state.keys
-    anchors = [NO_ANCHOR, *(state.make(span.anchor, ()) for span in state.prompt.spans)]
-    for source, anchor in zip(sources, anchors, strict=True):
-        # What stands behind one anchor begins with the same blocks.
-        for prompt, before in ((anchor, NO_ANCHOR), (source, anchor)):
-            if prompt not in keys:
-                keys[prompt] = spans.hashing.source_keys(state.request, prompt, keys[before].full)
-    state.sources = tuple(SourceState(source, keys[source]) for source in sources)
-    spans.hold(state)
+    if not state.exact:
+        # The request's own hashes must know of the spans before anybody looks its prefix up.
+        rehash(spans, request, kept.spans)
+        state.plan(spans.hashing)
+    return state
 
 
 def rehash(spans: Resolver, request: Request, known: Sequence[Span]) -> None:

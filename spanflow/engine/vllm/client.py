@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.environment import prepare_environment, quiet_start
-from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Usage
+from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Prediction, Usage
 from spanflow.engine.recent import Recent
 from spanflow.engine.vllm.payload import KEY, Ask, encode
-from spanflow.errors import EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
+from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -128,11 +128,7 @@ class VllmEngine:
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request; see the protocol."""
-        max_tokens = request.sampling.max_tokens or 1
-        if len(request.prompt) + max_tokens > self.info.max_model_len:
-            raise PromptTooLong(len(request.prompt), max_tokens, self.info.max_model_len)
-        if not len(request.prompt):
-            raise QueryError("the prompt is empty; give it at least one token")
+        self._check(request)
         ask = Ask(request.prompt.spans, request.lease)
         wants_payload = not self._is_stock and (ask.spans or ask.lease)
         if request.lease is not None:
@@ -159,6 +155,22 @@ class VllmEngine:
                 spans,
                 "the engine failed on this request" if completion.finish_reason == "error" else "",
             )
+
+    async def predict(self, request: EngineRequest) -> Prediction | None:
+        """Ask the core what the request would find; stock vLLM does not tell."""
+        self._check(request)
+        if self._is_stock:
+            return None
+        report = None
+        async for piece in self._run(request, Ask(request.prompt.spans, look=True)):
+            report = _report(piece) or report
+        if report is None:
+            raise EngineDied("the engine's core does not say what a request would find")
+        spans, internal, answers = report
+        if "error" in answers:
+            raise QueryError(answers["error"])
+        computed = int(answers["look"])
+        return Prediction(spans, computed, len(request.prompt) - computed, internal)
 
     async def prefetch(self, request: EngineRequest) -> None:
         """Compute and keep the KV of a prompt, the block that it does not fill too."""
@@ -192,6 +204,13 @@ class VllmEngine:
         if not self._closed:
             self._closed = True
             await self._backend.close()
+
+    def _check(self, request: EngineRequest) -> None:
+        max_tokens = request.sampling.max_tokens or 1
+        if len(request.prompt) + max_tokens > self.info.max_model_len:
+            raise PromptTooLong(len(request.prompt), max_tokens, self.info.max_model_len)
+        if not len(request.prompt):
+            raise QueryError("the prompt is empty; give it at least one token")
 
     @property
     def _is_stock(self) -> bool:

@@ -25,7 +25,7 @@ from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 KEY = "spanflow"
 VERSION = 1
 
-_LEASE, _AUDIT, _PROBE, _KEEP = 1, 2, 4, 8
+_LEASE, _AUDIT, _PROBE, _KEEP, _LOOK = 1, 2, 4, 8, 16
 _DIGEST_CUTS = ((0, 6), (6, 11), (11, 16))
 _SPAN_INTS = 5
 _LIMIT = 1 << 62
@@ -38,7 +38,7 @@ class Ask:
 
     `audit` asks for counts and `probe` for a comparison of moved with recomputed keys, both answered in
     the request's report; `releases` ends the leases of inner prompts, named by their digests. `keep` makes a source of
-    the prompt: later prompts take spans from it.
+    the prompt: later prompts take spans from it. `look` asks what the request would find, and runs nothing.
     """
 
     spans: tuple[Span, ...] = ()
@@ -46,6 +46,7 @@ class Ask:
     audit: bool = False
     probe: bool = False
     keep: bool = False
+    look: bool = False
     releases: tuple[bytes, ...] = ()
 
 
@@ -72,7 +73,8 @@ def encode(ask: Ask) -> list[int]:
         anchors.extend((len(anchor), *anchor.token_ids, *flat(anchor.spans)))
         index[anchor] = len(index) - 1
     spans = flat(ask.spans)
-    flags = _LEASE * (ask.lease is not None) + _AUDIT * ask.audit + _PROBE * ask.probe + _KEEP * ask.keep
+    asked = {_LEASE: ask.lease is not None, _AUDIT: ask.audit, _PROBE: ask.probe, _KEEP: ask.keep, _LOOK: ask.look}
+    flags = sum(flag for flag, is_set in asked.items() if is_set)
     releases = [int.from_bytes(digest[a:b], "little") for digest in ask.releases for a, b in _DIGEST_CUTS]
     consumers, millis = (ask.lease.consumers, round(ask.lease.seconds * 1000)) if ask.lease else (0, 0)
     return [VERSION, flags, consumers, millis, len(ask.releases), *releases, len(index) - 1, *anchors, *spans]
@@ -121,7 +123,7 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
     version = reader.one("version", 0, 2**31)
     if version != VERSION:
         raise QueryError(f"spans payload: version {version}; this engine reads version {VERSION}")
-    flags = reader.one("flags", 0, _LEASE | _AUDIT | _PROBE | _KEEP)
+    flags = reader.one("flags", 0, _LEASE | _AUDIT | _PROBE | _KEEP | _LOOK)
     consumers = reader.one("lease consumers", 0, 2**20)
     millis = reader.one("lease milliseconds", 0, _MAX_LEASE_SECONDS * 1000)
     releases = tuple(reader.digest() for _ in range(reader.one("number of released prompts", 0, size)))
@@ -159,5 +161,6 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
         audit=bool(flags & _AUDIT),
         probe=bool(flags & _PROBE),
         keep=bool(flags & _KEEP),
+        look=bool(flags & _LOOK),
         releases=releases,
     )

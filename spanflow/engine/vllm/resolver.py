@@ -9,12 +9,13 @@ step, and its ranges made virtual requests ahead of it on the queue of block hol
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spanflow.engine.assembly import Assembly, behind, widened, with_head_in_context
 from spanflow.engine.children import end_with_parent
-from spanflow.engine.vllm.admission import give_up_stuck, serve, tenant
+from spanflow.engine.protocol import SpanStatus
+from spanflow.engine.vllm.admission import give_up_stuck, tenant
 from spanflow.engine.vllm.assembler import Assembler
 from spanflow.engine.vllm.connector import SpanConnector
 from spanflow.engine.vllm.contract import (
@@ -135,7 +136,7 @@ class Resolver:
         name = request.request_id
         self.let_go(name)
         state = self.known.get(name)
-        if state is not None:
+        if state is not None and not state.ask.look:
             self._consume_leases(state)
         self.family.parent_gone(name)
         internal = self.internal.get(name)
@@ -255,9 +256,9 @@ class Resolver:
                 continue
             hits, num_cached, _ = self.manager.get_computed_blocks(request)
             assert state.assembly is not None
-            todo, found = self._find(state, behind(state.assembly, num_cached))
+            todo, found = self.find(state, behind(state.assembly, num_cached))
             self._note(state, todo, found)
-            if self._lacks_only_its_head(state, todo, found):
+            if self.lacks_only_its_head(state, todo, found):
                 if self.family.is_making_head(state):
                     continue
                 todo, found = with_head_in_context(todo, num_cached), found[1:]
@@ -287,7 +288,7 @@ class Resolver:
         if self.audit_steps and (problems := self.scheduler.audit()["problems"]):
             raise AssertionError("; ".join(problems))
 
-    def _find(self, state: SpanRequest, todo: Assembly) -> tuple[Assembly, list[Found | None]]:
+    def find(self, state: SpanRequest, todo: Assembly) -> tuple[Assembly, list[Found | None]]:
         """Where the KV of each segment is, with what it brings where that is there too."""
         locate, found = self.assembler.locate, list[Found | None]()
         for number, segment in enumerate(todo.segments):
@@ -301,11 +302,17 @@ class Resolver:
             found.append(item)
         return todo, found
 
-    def _lacks_only_its_head(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> bool:
+    def lacks_only_its_head(self, state: SpanRequest, todo: Assembly, found: Sequence[object]) -> bool:
         """Whether nothing is missing but the head: then it is computed together with the rest, not by a step before."""
-        is_missing = bool(found) and found[0] is None and todo.segments[0].span < 0 and all(found[1:])
+        is_missing = bool(found) and not found[0] and todo.segments[0].span < 0 and all(found[1:])
         # vLLM may put a request of another adapter back into its queue by what it has computed, which is nothing.
         return is_missing and state.request.lora_request is None
+
+    def status(self, source: SourceState, found: Found | None) -> SpanStatus:
+        """Whether a source that is looked for is here, is new, or was evicted."""
+        key = source.keys.key  # under way for somebody else it is as new as for them
+        evicted = key in self.residency.seen and key not in self.by_source
+        return "hit" if found else "evicted" if evicted else "new"
 
     def _note(self, state: SpanRequest, todo: Assembly, found: list[Found | None]) -> None:
         """Say, once for each source, whether it was here, is new, or was evicted."""
@@ -313,12 +320,10 @@ class Resolver:
         for segment, blocks in zip(todo.segments, found, strict=True):
             source = state.source(segment)
             if source.status is None:
-                key = source.keys.key  # under way for somebody else it is as new as for them
-                evicted = key in self.residency.seen and key not in self.by_source
-                source.status = "hit" if blocks else "evicted" if evicted else "new"
+                source.status = self.status(source, blocks)
                 self.counters["hits" if blocks else "misses"] += segment.span >= 0
                 self.counters["evicted"] += segment.span >= 0 and source.status == "evicted"
-                noted.append(key)
+                noted.append(source.keys.key)
         for key in noted:  # Not before: a span that stands twice in a prompt is new in both places.
             self.residency.seen.keep(key, None)
 
@@ -363,7 +368,10 @@ class Resolver:
             root.num_made += 1
         self.by_source[source.keys.key] = name
         if prompt.spans:
-            serve(self, SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys))
+            nested = SpanRequest(request, Ask(spans=prompt.spans), prompt, make=state.make, keys=state.keys)
+            self.known[name] = nested
+            nested.plan(self.hashing)
+            self.hold(nested)
         queue_before(self.scheduler, request, parent)
 
     def _admitted(self, state: SpanRequest, todo: Assembly) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from spanflow.engine.assembly import Assembly, MakeSource, Range, Segment, source_maker
+from spanflow.engine.assembly import Assembly, MakeSource, Range, Segment, assemble, source_maker
 from spanflow.engine.context import computed_whole
 from spanflow.engine.protocol import SpanReport, SpanStatus
 from spanflow.engine.vllm.contract import Request
-from spanflow.engine.vllm.hashing import NO_KEYS, SourceKeys
+from spanflow.engine.vllm.hashing import NO_KEYS, Hashing, SourceKeys
 from spanflow.engine.vllm.payload import Ask
 from spanflow.lowering.prompt import NO_ANCHOR, SpanPrompt
 
@@ -53,6 +53,18 @@ class SpanRequest:
     makes: Hashable = None
     make: MakeSource = field(default_factory=source_maker)
     keys: dict[SpanPrompt, SourceKeys] = field(default_factory=lambda: {NO_ANCHOR: NO_KEYS})
+
+    def plan(self, hashing: Hashing) -> None:
+        """Say how the prompt is assembled, and how each of its sources is found."""
+        self.assembly = assemble(self.prompt, self.make)
+        sources, keys = [segment.source for segment in self.assembly.segments], self.keys
+        anchors = [NO_ANCHOR, *(self.make(span.anchor, ()) for span in self.prompt.spans)]
+        for source, anchor in zip(sources, anchors, strict=True):
+            # What stands behind one anchor begins with the same blocks.
+            for prompt, before in ((anchor, NO_ANCHOR), (source, anchor)):
+                if prompt not in keys:
+                    keys[prompt] = hashing.source_keys(self.request, prompt, keys[before].full)
+        self.sources = tuple(SourceState(source, keys[source]) for source in sources)
 
     def source(self, segment: Segment) -> SourceState:
         """The source that a segment is moved from."""
