@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks._cores import bound_cores, descendants
 from benchmarks._resident import resident_pools
 from spanflow.engine.models import resolve_model
 from spanflow.engine.protocol import Engine, EngineRequest, Lease, SpanReport, Usage
@@ -60,12 +61,14 @@ class Pair:
     """Stock vLLM and ours on one model with the same options, both alive; only one of them works at a time.
 
     Whoever takes a turn waits until the other one's processes have gone to sleep, and runs a step to wake its own.
+    `note` says on how many cores each computes, where that is known.
     """
 
-    def __init__(self, stock: Engine, ours: Engine, template: ChatTemplate) -> None:
+    def __init__(self, stock: Engine, ours: Engine, template: ChatTemplate, note: str = "") -> None:
         self.stock = stock
         self.ours = ours
         self.template = template
+        self.note = note
         self._at_work: Engine | None = None
 
     async def ask(self, engine: Engine, prompt: SpanPrompt, **options: Any) -> Answer:
@@ -117,14 +120,17 @@ async def started_pair(model: str, *, cores: str, **options: Any) -> AsyncIterat
     begun = time.perf_counter()
     ours = await VllmEngine.start(directory, require_spans=True, **options)
     try:
+        processes = descendants()
         stock = await VllmEngine.start(directory, spans=False, **options)
         try:
             say(f"both engines are up after {time.perf_counter() - begun:.0f} s")
             from spanflow.engine.vllm.backend import is_cpu  # loads vLLM, which the engines have done by now
 
+            note = ""
             if is_cpu():
                 _check_pools(float(options["kv_cache_gib"]))
-            yield Pair(stock, ours, ChatTemplate(ours.tokenizer))
+                note = cores_note(bound_cores(descendants() - processes), bound_cores(processes))
+            yield Pair(stock, ours, ChatTemplate(ours.tokenizer), note)
         finally:
             await stock.close()
     finally:
@@ -139,6 +145,16 @@ def _check_pools(gib: float) -> None:
             f"{found} of 2 engines hold a KV pool of {gib:g} GiB in memory; free some memory, or give a smaller "
             "--kv-gib"
         )
+
+
+def cores_note(stock: int, ours: int) -> str:
+    """What to know of the cores that both compute on; 0: it is not known."""
+    if not stock or not ours:
+        return "on how many cores each engine computes is not known"
+    said = f"stock computes on {stock} core{'s' * (stock != 1)}, ours on {ours}"
+    if stock == ours:
+        return said
+    return f"{said}, as vLLM decides by itself; give both all of them with --cores same"
 
 
 def _give_both_all_cores() -> None:

@@ -86,7 +86,7 @@ async def _main(options: argparse.Namespace) -> None:
                 budget.note(str(temperature), begun)
                 say(f"temperature {temperature:g}: round {number + 1} took {budget.elapsed - begun:.0f} s")
     report.rows, report.figures = rows(records, made), figures(records)
-    report.notes = notes(records, made)
+    report.notes = [*filter(None, [pair.note]), *notes(records, made)]
     print(text_table(COLUMNS, report.rows))
     print(report.footing())
     if options.json:

@@ -130,7 +130,8 @@ async def _main(options: argparse.Namespace) -> None:
                 )
                 budget.note(str(point), begun)
                 say(f"{point}: round {number + 1} took {budget.elapsed - begun:.0f} s")
-    report.rows, report.figures, report.notes = rows(records), figures(records), notes(records)
+    report.rows, report.figures = rows(records), figures(records)
+    report.notes = [*filter(None, [pair.note]), *notes(records)]
     print(text_table(COLUMNS, report.rows))
     print(report.footing())
     if options.json:

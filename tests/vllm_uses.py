@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from mypy import build
@@ -83,11 +84,12 @@ def imports(path: Path) -> dict[str, str]:
     }
 
 
-def find_uses(planted: str, directory: Path) -> list[Use]:
+def find_uses(planted: str) -> list[Use]:
     """All uses in our sources, and in `planted`, the text of a module of that name."""
-    config = directory / "mypy.ini"
-    config.write_text(_config())
-    sources, options = process_options(["--config-file", str(config), "-p", PACKAGE])
+    with NamedTemporaryFile("w", suffix=".ini") as config:
+        config.write(_config())
+        config.flush()
+        sources, options = process_options(["--config-file", config.name, "-p", PACKAGE])
     options.export_types = options.preserve_asts = True
     options.incremental = False
     options.mypy_path = [str(ROOT)]

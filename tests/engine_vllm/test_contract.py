@@ -7,9 +7,10 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import fields
+from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,17 +202,25 @@ def overridden() -> Iterator[tuple[type, type, str]]:
                         )
 
 
-@pytest.fixture(scope="module")
-def uses(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
-    """The uses in our sources and in what is planted.
+@cache
+def begin_early() -> tuple[ProcessPoolExecutor, Future[list[Any]]]:
+    """Begin to look for the uses in our sources and in what is planted, which takes most of a minute.
 
     mypy has a process of its own: it leaves millions of objects behind, and each later collection of garbage would walk
     through them.
     """
     from vllm_uses import find_uses
 
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(find_uses, PLANTED, tmp_path_factory.mktemp("types")).result()
+    pool = ProcessPoolExecutor(1, get_context("spawn"))
+    return pool, pool.submit(find_uses, PLANTED)
+
+
+@pytest.fixture(scope="module")
+def uses() -> list[Any]:
+    """What was found."""
+    pool, found = begin_early()
+    with pool:
+        return found.result()
 
 
 @pytest.mark.vllm

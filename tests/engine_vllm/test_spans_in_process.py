@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,14 +22,23 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
-def rig(start_rig: Any, request: pytest.FixtureRequest) -> Rig:
+def rig(start_rig: Any, short_model_dir: Path, request: pytest.FixtureRequest) -> Rig:
     """In-process; with vLLM's asynchronous scheduling too, which its CPU platform switches off by itself."""
     rig: Rig = start_rig(
-        in_process=True, max_model_len=2048, kv_cache_gib=0.4, async_scheduling=request.param == "async"
+        short_model_dir,
+        in_process=True,
+        max_model_len=2048,
+        kv_cache_gib=0.06,
+        async_scheduling=request.param == "async",
     )
     core = rig.engine._backend.engine.engine_core.engine_core
     assert (core.batch_queue is not None) == (request.param == "async")
     return rig
+
+
+@pytest.fixture(scope="module")
+def judge(short_judge: Judge) -> Judge:
+    return short_judge
 
 
 @pytest.mark.parametrize("case", CASES)

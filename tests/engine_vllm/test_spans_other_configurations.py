@@ -23,10 +23,15 @@ pytestmark = pytest.mark.vllm
 
 
 @pytest.fixture(scope="module")
-def rig(start_rig: Any) -> Rig:
+def rig(start_rig: Any, short_model_dir: Path) -> Rig:
     """Blocks of 128 tokens: vLLM's own default on a CPU."""
-    rig: Rig = start_rig(in_process=True, max_model_len=2048, kv_cache_gib=0.6, block_size=128)
+    rig: Rig = start_rig(short_model_dir, in_process=True, max_model_len=2048, kv_cache_gib=0.08, block_size=128)
     return rig
+
+
+@pytest.fixture(scope="module")
+def judge(short_judge: Judge) -> Judge:
+    return short_judge
 
 
 @pytest.mark.parametrize("case", NAMED_CASES)
