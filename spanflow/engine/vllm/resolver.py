@@ -316,8 +316,6 @@ class Resolver:
                 key = source.keys.key  # under way for somebody else it is as new as for them
                 evicted = key in self.residency.seen and key not in self.by_source
                 source.status = "hit" if blocks else "evicted" if evicted else "new"
-                self.counters["hits" if blocks else "misses"] += segment.span >= 0
-                self.counters["evicted"] += segment.span >= 0 and source.status == "evicted"
                 noted.append(key)
         for key in noted:  # Not before: a span that stands twice in a prompt is new in both places.
             self.residency.seen.keep(key, None)
@@ -370,7 +368,16 @@ class Resolver:
         """A request has its blocks, and its moves are queued: hand it and its ranges to vLLM."""
         self.let_go(state.request.request_id)
         state.num_starved = 0
+        self._count(state)
         self.family.start(state, todo.ranges)
+
+    def _count(self, state: SpanRequest) -> None:
+        """What became of each span, once: not before it is served, since a request may be given up until then."""
+        for source in state.sources[1:]:
+            if source.status is not None and not source.is_counted:
+                source.is_counted = True
+                self.counters["hits" if source.status == "hit" else "misses"] += 1
+                self.counters["evicted"] += source.status == "evicted"
 
     def _consume_leases(self, state: SpanRequest) -> None:
         """A finished request is done with the generations that it took over, whether moved or found assembled."""
