@@ -317,11 +317,14 @@ class SymbolicEngine:
         self.scheduler.reset_prefix_cache(reset_running_requests=running)
 
     def finish(self, limit: int = 2000) -> None:
-        """Step until nothing is left."""
-        for _ in range(limit):
+        """Step until nothing is left. One more request is done within each `limit` steps."""
+        num_left, steps = len(self.sent), 0
+        while steps < limit:
             if not self.scheduler.has_requests() and not self._running:
                 return
             self.step()
+            still = sum(not sent.finished for sent in self.sent.values())
+            num_left, steps = still, steps + 1 if still == num_left else 0
         scheduler = self.scheduler
         waiting = [
             f"{r.request_id} {r.status.name} {r.num_computed_tokens}/{r.num_tokens}"

@@ -101,3 +101,24 @@ def test_what_requests_count_in_vllms_own_registry(model_dir: Path) -> None:
     said: list[str] = []
     log.log(lambda *args: said.extend(args))
     assert "evicted=1" in said[1]
+
+
+@pytest.mark.parametrize("was_served", [False, True])
+def test_a_span_is_counted_once(model_dir: Path, was_served: bool) -> None:
+    """Though its request is given up once it was looked for, or even was served before it was preempted."""
+    engine = start(model_dir, 60, max_num_batched_tokens=16)
+    spans = engine.scheduler.spans
+    name = engine.send(prompt(document(0), document(1), question=50))
+    engine.step()
+    if was_served:
+        while name in spans.held:
+            engine.step()
+        engine.reset(True)
+    assert name in spans.held
+    spans.known[name].num_made = 1000
+    engine.finish()
+    engine.check()
+    assert engine.statuses(name) == ["unsupported"] * 2
+    served, unsupported = (2, 0) if was_served else (0, 2)
+    found = {kind: spans.counters[kind] for kind in ("hits", "misses", "evicted", "unsupported")}
+    assert found == {"hits": 0, "misses": served, "evicted": 0, "unsupported": unsupported}

@@ -114,7 +114,7 @@ def _give_up(spans: Resolver, state: SpanRequest, name: str) -> None:
     state.makes = None
     state.exact = f"its sources do not fit into the KV pool together: {state.num_made} were made, and pushed out"
     state.assembly = None
-    spans.counters["unsupported"] += len(state.prompt.spans)
+    spans.counters["unsupported"] += sum(not source.is_counted for source in state.sources[1:])
     made_for_it = spans.dependents({name})
     spans.let_go(name)
     rehash(spans, state.request, ())

@@ -321,8 +321,6 @@ class Resolver:
             source = state.source(segment)
             if source.status is None:
                 source.status = self.status(source, blocks)
-                self.counters["hits" if blocks else "misses"] += segment.span >= 0
-                self.counters["evicted"] += segment.span >= 0 and source.status == "evicted"
                 noted.append(source.keys.key)
         for key in noted:  # Not before: a span that stands twice in a prompt is new in both places.
             self.residency.seen.keep(key, None)
@@ -378,7 +376,17 @@ class Resolver:
         """A request has its blocks, and its moves are queued: hand it and its ranges to vLLM."""
         self.let_go(state.request.request_id)
         state.num_starved = 0
+        self._count(state)
         self.family.start(state, todo.ranges)
+
+    def _count(self, state: SpanRequest) -> None:
+        """What became of each span, once: not before it is served, since a request may be given up until then."""
+        for source in state.sources[1:]:
+            if not source.is_counted:
+                source.is_counted = True
+                # What was found assembled was not looked for.
+                self.counters["hits" if source.status in (None, "hit") else "misses"] += 1
+                self.counters["evicted"] += source.status == "evicted"
 
     def _consume_leases(self, state: SpanRequest) -> None:
         """A finished request is done with the generations that it took over, whether moved or found assembled."""

@@ -18,7 +18,8 @@ from spanflow.lowering.prompt import NO_ANCHOR, SpanPrompt
 class SourceState:
     """One source of a request: its tokens, how it is found, and what became of it.
 
-    `is_taken`: its blocks were given to the request, so that it is no more where it was.
+    `is_taken`: its blocks were given to the request, so that it is no more where it was. `is_counted`: what became of
+    it is in the engine's counters.
     """
 
     prompt: SpanPrompt
@@ -26,6 +27,7 @@ class SourceState:
     status: SpanStatus | None = None
     spawned: bool = False
     is_taken: bool = False
+    is_counted: bool = False
 
 
 @dataclass(slots=True)
