@@ -49,10 +49,12 @@ def test_a_follow_up_turn_finds_the_assembled_prompt(model_dir: Path) -> None:
     engine = start(model_dir, 60)
     first = corpus_prompt([tuple(range(100, 150)), tuple(range(200, 240))])
     one(engine, first)
-    moved = engine.scheduler.spans.counters["moved_tokens"]
+    counters = engine.scheduler.spans.counters
+    moved, hits = counters["moved_tokens"], counters["hits"]
     one(engine, SpanPrompt((*first.token_ids, *range(30)), first.spans))
-    # Only what fills no block is moved again.
-    assert engine.scheduler.spans.counters["moved_tokens"] - moved < BLOCK
+    # Only what fills no block is moved again; both are found.
+    assert counters["moved_tokens"] - moved < BLOCK
+    assert counters["hits"] - hits == 2
 
 
 def test_the_hit_rate_does_not_decay(model_dir: Path) -> None:
