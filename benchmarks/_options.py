@@ -7,9 +7,10 @@ from pathlib import Path
 
 from spanflow.installing import install_advice
 
-#: What the engines of a benchmark compute on where there is no GPU. same: both on all cores. vllm: each on as many as
-#: it takes by itself; of two cores that is one for stock and two for ours, so ratios are higher than what spans give.
-CORES = ("same", "vllm")
+#: What the engines of a benchmark compute on where there is no GPU. vllm: each on as many cores as it takes by itself,
+#: the same options less ours. Of two cores that is one for stock and two for ours, so that a part of each factor is
+#: not what spans give; the report says so. same: both on all cores.
+CORES = ("vllm", "same")
 
 
 def bare_parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
@@ -30,7 +31,7 @@ def parser(name: str, about: str, *, repeats: int) -> argparse.ArgumentParser:
     options.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the result; needs matplotlib")
     options.add_argument("--model", default="smollm2", help="a known name, a directory or a hub name")
     options.add_argument(
-        "--cores", choices=CORES, default=CORES[0], help="same: both engines on all cores; vllm: as vLLM does"
+        "--cores", choices=CORES, default=CORES[0], help="vllm: as many as each takes by itself; same: both all"
     )
     return options
 

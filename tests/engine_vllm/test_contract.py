@@ -54,8 +54,8 @@ from spanflow.engine.vllm.state import SpanRequest
 
 def reads(request: Request, pool: BlockPool, unknown: Any, scheduler: AsyncScheduler, state: SpanRequest) -> None:
     print(request.num_tokens, pool.blocks, state.exact, state.request.request_id, unknown.shape)
-    print(request.num_output_tokens) #!
-    print(state.request.num_output_tokens) #!
+    print(request.num_encoder_inputs) #!
+    print(state.request.num_encoder_inputs) #!
     print([r for r in scheduler.running][0].use_structured_output) #!
     print(getattr(pool, "metrics_collector", None)) #!
     print(hasattr(request, "num_tokens"))
@@ -153,7 +153,7 @@ def test_our_lines_are_counted() -> None:
         if line.strip() and not line.strip().startswith("#")
     )
     print(f"engine/vllm: {lines} lines in {len(SOURCES)} files")
-    assert 500 < lines < 2800
+    assert 500 < lines < 2950
 
 
 def is_listed(use: Any, *tables: dict[Any, str]) -> bool:

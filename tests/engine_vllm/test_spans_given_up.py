@@ -129,3 +129,18 @@ def test_a_request_whose_sources_did_fit_keeps_its_spans(model_dir: Path) -> Non
     assert engine.scheduler.spans.counters["sources"] >= 15 * 4
     assert engine.statuses(name) == ["new"] * 4
     assert_nothing_is_left(engine)
+
+
+def test_an_answer_that_is_given_up_half_way_says_how_far_it_was(model_dir: Path) -> None:
+    """What was sampled before stays, as a client has seen it; the rest is full attention behind that."""
+    engine = start(model_dir, 60)
+    name = engine.send(prompt(document(0), document(1)), 40)
+    while len(engine.sent[name].tokens) < 5:
+        engine.step()
+    engine.reset(running=True)
+    engine.scheduler.spans.known[name].num_made = 1000
+    sampled = engine.scheduler.requests[name].num_output_tokens
+    engine.finish()
+    assert engine.statuses(name) == ["unsupported"] * 2
+    assert f"the first {sampled} tokens of its answer were sampled with its spans" in engine.whys(name)[0]
+    assert_nothing_is_left(engine)

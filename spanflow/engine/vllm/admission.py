@@ -113,6 +113,8 @@ def _give_up(spans: Resolver, state: SpanRequest, name: str) -> None:
         del spans.by_source[state.makes]
     state.makes = None
     state.exact = f"its sources do not fit into the KV pool together: {state.num_made} were made, and pushed out"
+    if sampled := state.request.num_output_tokens:  # It ran, and was preempted.
+        state.exact += f"; the first {sampled} tokens of its answer were sampled with its spans"
     state.assembly = None
     spans.counters["unsupported"] += sum(not source.is_counted for source in state.sources[1:])
     made_for_it = spans.dependents({name})

@@ -122,7 +122,7 @@ NAMES: dict[type, str] = {
     PauseState: "UNPAUSED",
     Platform: "is_cpu",
     PrefillStats: "num_computed_tokens set",
-    Request: "num_tokens update_block_hashes",
+    Request: "num_output_tokens num_tokens update_block_hashes",
     RequestOutputKind: "DELTA",
     RequestQueue: "add_request prepend_request remove_request",
     RequestStatus: "FINISHED_ABORTED RUNNING",
