@@ -167,7 +167,9 @@ def run_rag(
     retrieved = {question: retriever.retrieve(question.question, num_documents) for question in (first, *chosen)}
     ways = (rag_query, stock_query) if compare else (rag_query,)
     for way in ways:
-        session.run(way(first.question, retrieved[first]), rung=rung)
+        result = session.run(way(first.question, retrieved[first]), rung=rung)
+        if way is rag_query:
+            session.say(f"a first question, not counted: {first.question} {result.text.strip()}")
     rows = []
     for number in range(1, NUM_ROUNDS + 1):
         for place, question in enumerate(chosen):

@@ -46,6 +46,7 @@ def test_rag_shows_its_table_and_tells_of_its_progress() -> None:
     assert 100 < max(map(len, lines)) <= 120  # a file is no terminal
     assert [line.split()[1:4] for line in lines if line.startswith(" repair(32)")][:4] == [["hit"] * 3] * 4
     assert [line.split()[1] for line in lines if line.startswith(" stock")][-3:] == ["0%"] * 3
+    assert "a first question, not counted: " in done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("round ")]
     assert [line[:8] for line in told] == ["round 1:"] * 2 + ["round 2:"] * 2
     assert all(" spans 0." in line and ", stock 0." in line for line in told)

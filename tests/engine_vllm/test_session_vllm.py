@@ -79,7 +79,10 @@ def test_everything_repaired_says_what_full_attention_says(vllm_session: Session
 def test_an_explanation_agrees_with_the_run(vllm_session: Session) -> None:
     vllm_session.on_host(lambda host: host.engine.reset())
     vllm_session.run(question("clock"))
-    for query in (question("varn", "clock"), question("clock", "varn"), question("varn", "clock", rung="exact")):
+    queries = [question("varn", "clock"), question("clock", "varn"), question("varn", "clock", rung="exact")]
+    enum = {"type": "string", "enum": ["1871", "1934"]}
+    queries.append(generate(queries[0].query, max_tokens=20, schema=enum, temperature=0.5))
+    for query in queries:
         (explained,) = vllm_session.explain(query).generations
         result = vllm_session.run(query)
         assert explained.num_tokens == result.usage.prompt

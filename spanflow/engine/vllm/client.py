@@ -17,6 +17,7 @@ from spanflow.engine.recent import Recent
 from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
+from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
 
 if TYPE_CHECKING:
@@ -162,7 +163,8 @@ class VllmEngine:
         if self._is_stock:
             return None
         report = None
-        async for piece in self._run(request, Ask(request.prompt.spans, look=True)):
+        bare = replace(request, sampling=Sampling(request.sampling.max_tokens), logprobs=None)  # no grammar to compile
+        async for piece in self._run(bare, Ask(request.prompt.spans, look=True)):
             report = _report(piece) or report
         if report is None:
             raise EngineDied("the engine's core does not say what a request would find")
@@ -232,8 +234,6 @@ class VllmEngine:
         self, ask: Ask, prompt: SpanPrompt | None = None, max_tokens: int = 1, **tenant: str | None
     ) -> dict[str, Any]:
         """A request whose answer is its report."""
-        from spanflow.ir.nodes import Sampling
-
         name = f"spanflow-ask-{next(self._names)}"
         request = EngineRequest(name, prompt or SpanPrompt((1,)), Sampling(max_tokens), **tenant)  # type: ignore[arg-type]
         answers: dict[str, Any] = {}
