@@ -85,23 +85,24 @@ def nested(depth: int) -> tuple[SpanPrompt, list[bytes]]:
 def test_a_conversation_is_admitted_in_steps_that_add_up(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """12 groups of 4 documents: each head is looked at once, each source is hashed once, and one group is made at a
     time."""
-    from spanflow.engine.vllm import admission
+    from spanflow.engine.vllm import admission, state
     from spanflow.engine.vllm.hashing import Hashing
 
     engine = start(model_dir, 300)
     wanted = conversation(12, 4)
-    # To judge the prompt and 11 heads that have spans, then to serve the prompt, and what is spawned for it.
-    assembled = counted(monkeypatch, admission, "assemble", 12 + 1 + 44)
+    # The prompt and 11 heads that have spans are looked at; the prompt is planned, and what is spawned for it.
+    looked_at = counted(monkeypatch, admission, "assemble", 1 + 11)
+    planned = counted(monkeypatch, state, "assemble", 1 + 44)
     hashed = counted(monkeypatch, Hashing, "source_keys", 200)
     name = engine.send(wanted)
-    assert (assembled(), hashed()) == (1 + 11 + 1, 48 + 12)
+    assert (looked_at(), planned(), hashed()) == (1 + 11, 1, 48 + 12)
     under_way = watched(engine)
     engine.finish()
     engine.check()
     assert engine.statuses(name) == ["new"] * 48
     assert max(under_way) == 5  # the head and the first group
     # Each source is named once more when it ends.
-    assert (assembled(), hashed()) == (13 + 44, 60 + 49)
+    assert (looked_at(), planned(), hashed()) == (1 + 11, 1 + 44, 60 + 49)
     assert engine.scheduler.spans.counters["sources"] == 49
 
 
