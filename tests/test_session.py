@@ -303,6 +303,7 @@ def test_a_retriever_that_uses_the_session_from_a_thread_does_not_block_it() -> 
     s.close()
 
 
+@pytest.mark.usefixtures("heeded_interrupts")
 def test_an_interrupt_cancels_the_run_and_the_session_goes_on() -> None:
     script = Script(hangs=lambda request: len(script.submitted) == 1)
     with session(script) as s:

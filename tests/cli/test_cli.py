@@ -259,7 +259,11 @@ def test_what_other_code_prints_does_not_reach_stdout(tmp_path: Path) -> None:
 def test_an_interrupt_ends_with_130(tmp_path: Path) -> None:
     file = write(tmp_path, "import time\nprint('there', flush=True)\ntime.sleep(30)\n")
     command = [sys.executable, "-c", "from spanflow.cli import main; main()", "run", str(file)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def heed() -> None:  # what was started in the background of a shell ignores it, and so do its children
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
     assert process.stderr is not None
     assert process.stderr.readline() == "there\n"
     os.kill(process.pid, signal.SIGINT)
