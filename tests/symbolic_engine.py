@@ -26,11 +26,10 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from spanflow.engine.payload import Ask, encode, unpack
 from spanflow.engine.protocol import Lease
 from spanflow.engine.vllm.backend import span_arguments
 from spanflow.engine.vllm.connector import StepMoves
-from spanflow.engine.vllm.payload import Ask, encode
-from spanflow.engine.vllm.report import unpack
 from spanflow.engine.vllm.scheduler import SpanScheduler
 from spanflow.engine.waves import in_waves
 from spanflow.kernels.slots import Slots

@@ -153,7 +153,7 @@ def test_our_lines_are_counted() -> None:
         if line.strip() and not line.strip().startswith("#")
     )
     print(f"engine/vllm: {lines} lines in {len(SOURCES)} files")
-    assert 500 < lines < 2900
+    assert 500 < lines < 2800
 
 
 def is_listed(use: Any, *tables: dict[Any, str]) -> bool:

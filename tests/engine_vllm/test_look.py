@@ -33,7 +33,7 @@ Counts = tuple[list[Any], int, int]
 
 def look(engine: Any, asked: SpanPrompt, num_tokens: int = 1, **options: Any) -> Counts:
     """What the engine says that it would find."""
-    from spanflow.engine.vllm.report import unpack
+    from spanflow.engine.payload import unpack
 
     name = engine.send(asked, num_tokens, look=True, **options)
     engine.step()
@@ -48,7 +48,7 @@ def look(engine: Any, asked: SpanPrompt, num_tokens: int = 1, **options: Any) ->
 
 def ask(engine: Any, asked: SpanPrompt, num_tokens: int = 1, **options: Any) -> tuple[Counts, list[int]]:
     """What it finds, and the answer."""
-    from spanflow.engine.vllm.report import unpack
+    from spanflow.engine.payload import unpack
 
     sent = engine.sent[engine.send(asked, num_tokens, **options)]
     engine.finish()
@@ -174,7 +174,7 @@ def test_what_runs_with_full_attention_is_foreseen_so(model_dir: Path) -> None:
 
 
 def test_a_foreign_anchor_is_refused(model_dir: Path) -> None:
-    from spanflow.engine.vllm.report import unpack
+    from spanflow.engine.payload import unpack
 
     engine = start(model_dir, 60)
     tokens = tuple(range(100, 150))

@@ -47,7 +47,7 @@ def counted(reports: tuple[SpanReport, ...]) -> list[tuple[str, int, int, int]]:
 
 
 def of_engine(sent: Any) -> Counts:
-    from spanflow.engine.vllm.report import unpack
+    from spanflow.engine.payload import unpack
 
     spans, internal, _ = unpack(sent.report) or ((), 0, {})
     return counted(spans), sent.prefill.num_cached_tokens, internal
@@ -55,7 +55,7 @@ def of_engine(sent: Any) -> Counts:
 
 def foreseen(look: Any) -> Counts:
     """What a look says would become of a request."""
-    from spanflow.engine.vllm.report import unpack
+    from spanflow.engine.payload import unpack
 
     reports = unpack(look.report)
     assert reports is not None

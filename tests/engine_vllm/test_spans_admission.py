@@ -245,8 +245,8 @@ def test_only_a_lease_lets_others_take_an_answer_over(model_dir: Path) -> None:
 
 
 def test_a_tenant_releases_its_own_leases_alone(model_dir: Path) -> None:
+    from spanflow.engine.payload import Ask, encode
     from spanflow.engine.vllm.admission import admit
-    from spanflow.engine.vllm.payload import Ask, encode
 
     engine = start(model_dir, 60)
     inner = plain(1, 20)

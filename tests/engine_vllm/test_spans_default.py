@@ -332,8 +332,8 @@ def test_bad_input_fails_alone(rig: Rig, judge: Judge) -> None:
 )
 def test_a_payload_from_outside_that_does_not_fit(rig: Rig, payload: Any, message: str) -> None:
     """What a client could send past our own checks: the request fails with a reason, the engine serves on."""
+    from spanflow.engine.payload import unpack
     from spanflow.engine.protocol import EngineRequest
-    from spanflow.engine.vllm.report import unpack
     from spanflow.ir.nodes import Sampling
 
     async def send() -> list[Any]:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.assembly import Assembly, assemble
 from spanflow.engine.context import effective
+from spanflow.engine.payload import Ask, decode
 from spanflow.engine.vllm.contract import Request, RequestStatus
 from spanflow.engine.vllm.look import look
-from spanflow.engine.vllm.payload import Ask, decode
 from spanflow.engine.vllm.state import SpanRequest
 from spanflow.errors import QueryError
 from spanflow.lowering.prompt import Span, SpanPrompt

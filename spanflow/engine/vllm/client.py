@@ -12,9 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.environment import prepare_environment, quiet_start
+from spanflow.engine.payload import KEY, Ask, encode, unpack
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Prediction, Usage
 from spanflow.engine.recent import Recent
-from spanflow.engine.vllm.payload import KEY, Ask, encode
 from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
 from spanflow.ir.nodes import Sampling
@@ -137,7 +137,7 @@ class VllmEngine:
         num_completion = 0
         report = None
         async for piece in self._run(request, ask if wants_payload else None):
-            report = _report(piece) or report
+            report = unpack(piece.kv_transfer_params) or report
             completion = piece.outputs[0]
             num_completion += len(completion.token_ids)
             if report is not None and "error" in report[2]:
@@ -165,7 +165,7 @@ class VllmEngine:
         report = None
         bare = replace(request, sampling=Sampling(request.sampling.max_tokens), logprobs=None)  # no grammar to compile
         async for piece in self._run(bare, Ask(request.prompt.spans, look=True)):
-            report = _report(piece) or report
+            report = unpack(piece.kv_transfer_params) or report
         if report is None:
             raise EngineDied("the engine's core does not say what a request would find")
         spans, internal, answers = report
@@ -238,7 +238,7 @@ class VllmEngine:
         request = EngineRequest(name, prompt or SpanPrompt((1,)), Sampling(max_tokens), **tenant)  # type: ignore[arg-type]
         answers: dict[str, Any] = {}
         async for piece in self._run(request, ask):
-            if report := _report(piece):
+            if report := unpack(piece.kv_transfer_params):
                 answers |= report[2]
         return answers
 
@@ -271,12 +271,6 @@ def _headers(tokenizer: Any) -> list[list[int]]:
     if not getattr(tokenizer, "chat_template", None):
         return []
     return [list(header) for header in ChatTemplate(tokenizer).headers() if header]
-
-
-def _report(piece: RequestOutput) -> Any:
-    from spanflow.engine.vllm.report import unpack
-
-    return unpack(piece.kv_transfer_params)
 
 
 def _logprobs(completion: CompletionOutput) -> tuple[Mapping[int, float], ...]:

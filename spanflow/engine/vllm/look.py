@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from spanflow.engine.assembly import behind
 from spanflow.engine.context import in_context
+from spanflow.engine.payload import Ask
 from spanflow.engine.vllm.contract import BlockHash
-from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.state import SourceState, SpanRequest
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from spanflow.engine.assembly import Assembly, behind, widened, with_head_in_context
 from spanflow.engine.children import end_with_parent
+from spanflow.engine.payload import Ask
 from spanflow.engine.protocol import SpanStatus
 from spanflow.engine.vllm.admission import give_up_stuck, tenant
 from spanflow.engine.vllm.assembler import Assembler
@@ -31,7 +32,6 @@ from spanflow.engine.vllm.copies import Copies, Found
 from spanflow.engine.vllm.families import Families
 from spanflow.engine.vllm.hashing import Hashing
 from spanflow.engine.vllm.metrics import Reporter
-from spanflow.engine.vllm.payload import Ask
 from spanflow.engine.vllm.probe import Probe
 from spanflow.engine.vllm.reserve import Reserve
 from spanflow.engine.vllm.residency import Residency

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from spanflow.engine.payload import KEY
 from spanflow.engine.vllm.admission import admit
 from spanflow.engine.vllm.audit import audit
 from spanflow.engine.vllm.connector import SpanConnector
@@ -22,8 +23,6 @@ from spanflow.engine.vllm.contract import (
     SchedulerOutput,
     check_scheduler,
 )
-from spanflow.engine.vllm.payload import KEY
-from spanflow.engine.vllm.report import pack
 from spanflow.engine.vllm.resolver import Resolver
 
 
@@ -78,7 +77,7 @@ class SpanScheduler(AsyncScheduler):
                 for output in client.outputs:
                     state = spans.known.get(output.request_id)
                     if state is not None and output.kv_transfer_params is None:
-                        output.kv_transfer_params = pack(state)
+                        output.kv_transfer_params = state.packed()
         spans.sweep()
         return outputs
 
@@ -124,4 +123,4 @@ class SpanScheduler(AsyncScheduler):
             state.answers["audit"] = self.audit()
         if state.ask.probe:
             state.answers["unsupported"] = self.spans.unsupported  # the comparison was made since it was admitted
-        return pack(state)
+        return state.packed()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 from spanflow.engine.assembly import Assembly, MakeSource, Range, Segment, assemble, source_maker
 from spanflow.engine.context import computed_whole
+from spanflow.engine.payload import Ask, pack
 from spanflow.engine.protocol import SpanReport, SpanStatus
 from spanflow.engine.vllm.contract import Request
 from spanflow.engine.vllm.hashing import NO_KEYS, Hashing, SourceKeys
-from spanflow.engine.vllm.payload import Ask
 from spanflow.lowering.prompt import NO_ANCHOR, SpanPrompt
 
 
@@ -88,6 +89,10 @@ class SpanRequest:
                 status, num_moved = source.status or "hit", len(span) - span.repair - last
                 out.append(SpanReport(span.start, span.end, status, num_moved, span.repair, last, _why(source)))
         return tuple(out)
+
+    def packed(self) -> dict[str, Any]:
+        """The report as it travels back."""
+        return pack(self.reports(), self.internal_tokens, self.answers)
 
 
 def _why(source: SourceState) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from span_prompts import span_prompts
 
-from spanflow.engine.protocol import Lease
-from spanflow.engine.vllm.payload import Ask, decode, encode
+from spanflow.engine.payload import Ask, decode, encode, pack, unpack
+from spanflow.engine.protocol import Lease, SpanReport, SpanStatus
 from spanflow.errors import QueryError
 from spanflow.lowering.prompt import Span, SpanPrompt
 
@@ -21,19 +23,38 @@ INTS = st.one_of(st.integers(), st.sampled_from([2**62, 2**63, -(2**63) - 1, 2**
 @given(
     span_prompts(),
     st.one_of(st.none(), st.builds(Lease, st.integers(1, 99), st.integers(0, 9999).map(float))),
-    st.booleans(),
-    st.booleans(),
+    st.fixed_dictionaries(dict.fromkeys(("audit", "probe", "keep", "look"), st.booleans())),
     st.lists(st.binary(min_size=16, max_size=16), max_size=3).map(tuple),
 )
 def test_round_trip(
-    prompt: SpanPrompt, lease: Lease | None, audit: bool, keep: bool, releases: tuple[bytes, ...]
+    prompt: SpanPrompt, lease: Lease | None, flags: dict[str, bool], releases: tuple[bytes, ...]
 ) -> None:
-    ask = Ask(prompt.spans, lease, audit=audit, keep=keep, releases=releases)
+    ask = Ask(prompt.spans, lease, releases=releases, **flags)
     payload = encode(ask)
     assert all(type(value) is int and abs(value) < 2**62 for value in payload)
     read = decode(payload, prompt.token_ids)
-    assert (read.lease, read.audit, read.probe, read.keep, read.releases) == (lease, audit, False, keep, releases)
+    assert replace(read, spans=ask.spans) == ask
     assert SpanPrompt(prompt.token_ids, read.spans) == prompt
+
+
+@given(
+    st.lists(
+        st.builds(
+            SpanReport,
+            *[st.integers(0)] * 2,
+            st.sampled_from(get_args(SpanStatus)),
+            *[st.integers(0)] * 3,
+            why=st.text(),
+        ),
+        max_size=3,
+    ).map(tuple),
+    st.integers(0),
+)
+def test_a_report_comes_back_as_it_was_sent(reports: tuple[SpanReport, ...], internal: int) -> None:
+    sent = json.loads(json.dumps(pack(reports, internal, {"unsupported": "why"})))
+    assert unpack(sent) == (reports, internal, {"unsupported": "why"})
+    assert unpack({"another connector's": {}}) is None
+    assert unpack(None) is None
 
 
 @given(span_prompts(), st.data())

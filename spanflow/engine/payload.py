@@ -1,4 +1,7 @@
-"""What travels with a request in `SamplingParams.extra_args['spanflow']`: a versioned flat list of ints.
+"""What travels with a request, in vLLM's `extra_args['spanflow']`, and the report that comes back.
+
+A request's payload is a versioned flat list of ints, its report a small dict of plain values. Neither
+needs vLLM: whoever talks to an engine from elsewhere writes and reads them too.
 
 Nested containers do not survive the way between processes, and HTTP allows flat lists only, so
 spans, anchors and the request's flags are laid out one after the other:
@@ -14,11 +17,11 @@ anchor refers only to anchors before it, so no payload can be cyclic.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from spanflow.engine.protocol import Lease
+from spanflow.engine.protocol import Lease, SpanReport, SpanStatus
 from spanflow.errors import QueryError
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
@@ -30,6 +33,7 @@ _DIGEST_CUTS = ((0, 6), (6, 11), (11, 16))
 _SPAN_INTS = 5
 _LIMIT = 1 << 62
 _MAX_LEASE_SECONDS = 24 * 3600
+_STATUSES: tuple[SpanStatus, ...] = get_args(SpanStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,3 +168,21 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
         look=bool(flags & _LOOK),
         releases=releases,
     )
+
+
+def pack(reports: Sequence[SpanReport], internal_tokens: int, answers: Mapping[str, object]) -> dict[str, Any]:
+    """A report as it travels back, in vLLM's `kv_transfer_params`."""
+    spans = [[r.start, r.end, _STATUSES.index(r.status), r.moved, r.repaired, r.computed, r.why] for r in reports]
+    return {KEY: {"spans": spans, "internal": internal_tokens, **answers}}
+
+
+def unpack(params: Mapping[str, Any] | None) -> tuple[tuple[SpanReport, ...], int, dict[str, Any]] | None:
+    """Spans, internal tokens and answers of a packed report; None where there is none."""
+    if not params or KEY not in params:
+        return None
+    body = dict(params[KEY])
+    spans = tuple(
+        SpanReport(start, end, _STATUSES[status], moved, repaired, computed, why)
+        for start, end, status, moved, repaired, computed, why in body.pop("spans")
+    )
+    return spans, body.pop("internal"), body
