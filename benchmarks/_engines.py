@@ -124,7 +124,7 @@ async def started_pair(model: str, *, cores: str, **options: Any) -> AsyncIterat
         stock = await VllmEngine.start(directory, spans=False, **options)
         try:
             say(f"both engines are up after {time.perf_counter() - begun:.0f} s")
-            from spanflow.engine.vllm.backend import is_cpu  # loads vLLM, which the engines have done by now
+            from spanflow.engine.vllm.arguments import is_cpu  # loads vLLM, which the engines have done by now
 
             note = ""
             if is_cpu():

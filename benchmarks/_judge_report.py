@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from statistics import mean, median
 
-from benchmarks._engines import Answer
+from benchmarks._answers import flat, time_ratio, time_row, time_spread
 from benchmarks._judge import FULL, LEASED, RELEASED, REPAIR_16, STOCK, Candidates, Contestant, Record
-from benchmarks._measure import Spread, ratio_spread, spread
+from benchmarks._measure import Spread
 from benchmarks._plot import Panel
-from benchmarks._report import Row, listed, seconds, times
+from benchmarks._report import Row
 
 COLUMNS = {
     "temperature": "temp.",
@@ -36,23 +36,15 @@ def label(temperature: float) -> str:
     return f"t{temperature:g}".replace(".", "")
 
 
-def _ttfts(record: Record) -> list[list[float]]:
-    return [[answer.ttft for answer in answers] for answers in record.outers]
-
-
-def _flat(record: Record) -> list[Answer]:
-    return [answer for answers in record.outers for answer in answers]
-
-
 def rows(records: Records, made: Mapping[float, Candidates]) -> list[Row]:
     """One row for each temperature, fan-out and contestant."""
     out: list[Row] = []
     for temperature, by_fanout in records.items():
         candidates = made[temperature]
         for (fanout, who), record in by_fanout.items():
-            if not _flat(record):
+            if not flat(record.outers):
                 continue
-            row = _times(record, by_fanout[fanout, STOCK]) | _quality(record)
+            row = time_row(record.outers, by_fanout[fanout, STOCK].outers) | _quality(record)
             row["temperature"], row["fanout"], row["contestant"] = temperature, fanout, who.name
             row["candidate_tokens_low"], row["candidate_tokens_high"] = min(candidates.lengths), max(candidates.lengths)
             row["candidate_tokens"] = median(candidates.lengths)
@@ -60,26 +52,6 @@ def rows(records: Records, made: Mapping[float, Candidates]) -> list[Row]:
             row["inner_seconds"] = median(inner_seconds) if inner_seconds else None
             out.append(row)
     return out
-
-
-def _times(record: Record, stock: Record) -> Row:
-    answers = _flat(record)
-    time, speedup = spread([answer.ttft for answer in answers]), ratio_spread(_ttfts(stock), _ttfts(record))
-    return {
-        "prompt_tokens": median(answer.usage.prompt for answer in answers),
-        "ttft": seconds(time),
-        "ttft_median": time.median,
-        "ttft_low": time.low,
-        "ttft_high": time.high,
-        "ttft_all": listed([answer.ttft for answer in answers]),
-        "count": time.count,
-        "speedup": times(speedup),
-        "speedup_median": speedup.median,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
-        "cached_tokens": median(answer.usage.cached for answer in answers),
-        "internal_tokens": median(answer.usage.internal for answer in answers),
-    }
 
 
 def _quality(record: Record) -> Row:
@@ -94,16 +66,17 @@ def _quality(record: Record) -> Row:
 
 def figures(records: Records) -> dict[str, float]:
     """Numbers by name: `outer_*` is stock's time over ours, by fan-out and temperature, and `outer_worst_*` the least
-    of them over all fan-outs; `outer_exact_*`, against full attention on our engine, should be 1; `same_pick_*` is the
-    share of outer prompts with the first token of full attention."""
+    of them over all fan-outs; `outer_exact_*`, against full attention on our engine, is about 1 where both compute on
+    as many cores, as with `--cores same`, and else what the cores alone add to each factor; `same_pick_*` is the share
+    of outer prompts with the first token of full attention."""
     found: dict[str, float] = {}
     for temperature, by_fanout in records.items():
         speedups: list[float] = []
         for name, who in FIGURES.items():
             for (fanout, other), record in by_fanout.items():
-                if other is not who or not _flat(record):
+                if other is not who or not flat(record.outers):
                     continue
-                ratio = ratio_spread(_ttfts(by_fanout[fanout, STOCK]), _ttfts(record)).median
+                ratio = time_ratio(by_fanout[fanout, STOCK].outers, record.outers).median
                 found[f"{name}_{fanout}_{label(temperature)}"] = ratio
                 if who is LEASED:
                     speedups.append(ratio)
@@ -131,8 +104,8 @@ def notes(records: Records, made: Mapping[float, Candidates]) -> list[str]:
                 f"{min(candidates.distinct)} differ; {candidates.num_same} of {candidates.num} are the same on stock"
             )
         for (fanout, who), record in records[temperature].items():
-            lost = sum(answer.num_lost for answer in _flat(record))
-            wanted = sum(answer.num_wanted for answer in _flat(record))
+            lost = sum(answer.num_lost for answer in flat(record.outers))
+            wanted = sum(answer.num_wanted for answer in flat(record.outers))
             if lost and who is not RELEASED:
                 found.append(
                     f"temperature {temperature:g}, fan-out {fanout}, {who.name}: {lost} of {wanted} candidates "
@@ -147,7 +120,7 @@ def panels(records: Records) -> list[Panel]:
     for temperature, by_fanout in records.items():
         lines: dict[str, dict[int, Spread]] = {}
         for (fanout, who), record in by_fanout.items():
-            if times_of := [answer.ttft for answer in _flat(record)]:
-                lines.setdefault(who.name, {})[fanout] = spread(times_of)
+            if flat(record.outers):
+                lines.setdefault(who.name, {})[fanout] = time_spread(record.outers)
         out.append(Panel(f"judge, temperature {temperature:g}", "candidates", lines))
     return out

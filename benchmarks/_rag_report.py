@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import mean, median
 
-from benchmarks._engines import Answer
-from benchmarks._measure import Spread, ratio_spread, spread, total_variation
+from benchmarks._answers import Rounds, flat, time_ratio, time_row, time_spread
+from benchmarks._measure import Spread, total_variation
 from benchmarks._plot import Panel
 from benchmarks._rag import (
     CLOSED_BOOK,
@@ -23,7 +23,7 @@ from benchmarks._rag import (
     Record,
     labels,
 )
-from benchmarks._report import Row, listed, seconds, times
+from benchmarks._report import Row
 
 COLUMNS = {
     "point": "prompt",
@@ -46,15 +46,6 @@ FIGURES = {"moved": MOVED_HEADER, "default": DEFAULT, "head": MOVED_HEAD, "repai
 Records = Mapping[Point, Mapping[Contestant, Record]]
 
 
-def ttfts(rounds: Sequence[Sequence[Answer]]) -> list[list[float]]:
-    """The times of all answers, round by round."""
-    return [[answer.ttft for answer in answers] for answers in rounds]
-
-
-def _flat(rounds: Sequence[Sequence[Answer]]) -> list[Answer]:
-    return [answer for answers in rounds for answer in answers]
-
-
 def rows(records: Records) -> list[Row]:
     """One row for each point, contestant and state of the cache; the questions alone stand last."""
     out: list[Row] = []
@@ -65,41 +56,26 @@ def rows(records: Records) -> list[Row]:
             good = quality(record, stock, closed)
             known = "hit" if who.has_spans else "prefix, if any" if who.canonical else "recomputed"
             for cache, rounds in ((known, record.hits), ("new", record.misses), ("prefix hit", record.repeats)):
-                if _flat(rounds):
-                    row = _times(point, rounds, stock) | good
+                if flat(rounds):
+                    row = _row(point, rounds, stock) | good
                     row["label"], row["contestant"], row["cache"] = names[point], who.name, cache
                     row["move_share"] = move_share(record) if cache == "hit" else None
                     out.append(row)
-            if not _flat(record.hits) and good:
+            if not flat(record.hits) and good:
                 good["contestant"], good["label"] = who.name, names[point]
                 out.append(good)
     return out
 
 
-def _times(point: Point, rounds: Sequence[Sequence[Answer]], stock: Record) -> Row:
-    answers = _flat(rounds)
-    time = spread([answer.ttft for answer in answers])
-    speedup = ratio_spread(ttfts(stock.hits), ttfts(rounds))
-    lengths = [answer.usage.prompt for answer in answers]
-    return {
+def _row(point: Point, rounds: Rounds, stock: Record) -> Row:
+    lengths = [answer.usage.prompt for answer in flat(rounds)]
+    row: Row = {
         "point": f"{median(lengths):.0f} tokens, {point.num_documents} documents",
         "num_documents": point.num_documents,
-        "prompt_tokens": median(lengths),
         "prompt_tokens_low": min(lengths),
         "prompt_tokens_high": max(lengths),
-        "ttft": seconds(time),
-        "ttft_median": time.median,
-        "ttft_low": time.low,
-        "ttft_high": time.high,
-        "ttft_all": listed([answer.ttft for answer in answers]),
-        "count": time.count,
-        "speedup": times(speedup),
-        "speedup_median": speedup.median,
-        "speedup_low": speedup.low,
-        "speedup_high": speedup.high,
-        "cached_tokens": median(answer.usage.cached for answer in answers),
-        "internal_tokens": median(answer.usage.internal for answer in answers),
     }
+    return row | time_row(rounds, stock.hits)
 
 
 def quality(record: Record, stock: Record, closed: Record) -> Row:
@@ -136,7 +112,8 @@ def move_share(record: Record) -> float | None:
 def figures(records: Records) -> dict[str, float]:
     """Numbers by name: `hit_*` is stock's time over that of a hit, `miss_*` the time with all documents new
     over stock's, `moves_share_*` the share of a hit's time spent in moves, `kept_*` the share of what documents
-    add, `exact_*` stock's time over that of the exact rung, which should be 1. `of_prefix_hit_*` is the time of an
+    add, `exact_*` stock's time over that of the exact rung: about 1 where both compute on as many cores, as with
+    `--cores same`, and else what the cores alone add to each factor against stock. `of_prefix_hit_*` is the time of an
     ordinary prefix hit, which needs no moves and can't be beaten, over that of a moved hit."""
     found: dict[str, float] = {}
     for point, label in labels(records).items():
@@ -144,22 +121,22 @@ def figures(records: Records) -> dict[str, float]:
         stock, closed = by_contestant[STOCK], by_contestant[CLOSED_BOOK]
         for name, who in FIGURES.items():
             record = by_contestant.get(who)
-            if record is None or not _flat(record.hits):
+            if record is None or not flat(record.hits):
                 continue
             suffix = label if who is MOVED_HEADER else f"{label}_{name}"
-            found[f"hit_{label}_{name}"] = ratio_spread(ttfts(stock.hits), ttfts(record.hits)).median
-            found[f"miss_{suffix}"] = ratio_spread(ttfts(record.misses), ttfts(stock.hits)).median
+            found[f"hit_{label}_{name}"] = time_ratio(stock.hits, record.hits).median
+            found[f"miss_{suffix}"] = time_ratio(record.misses, stock.hits).median
             share, kept = move_share(record), quality(record, stock, closed).get("kept")
             if share is not None:
                 found[f"moves_share_{suffix}"] = share
             if isinstance(kept, float):
                 found[f"kept_{label}_{name}"] = kept
-        if FULL in by_contestant and _flat(by_contestant[FULL].hits):
+        if FULL in by_contestant and flat(by_contestant[FULL].hits):
             full = by_contestant[FULL]
-            found[f"exact_{label}"] = ratio_spread(ttfts(stock.hits), ttfts(full.hits)).median
+            found[f"exact_{label}"] = time_ratio(stock.hits, full.hits).median
             moved = by_contestant.get(MOVED_HEADER)
-            if moved is not None and _flat(moved.hits) and _flat(full.repeats):
-                found[f"of_prefix_hit_{label}"] = ratio_spread(ttfts(full.repeats), ttfts(moved.hits)).median
+            if moved is not None and flat(moved.hits) and flat(full.repeats):
+                found[f"of_prefix_hit_{label}"] = time_ratio(full.repeats, moved.hits).median
     return found
 
 
@@ -180,8 +157,8 @@ def notes(records: Records) -> list[str]:
         found.append(f"in the names of figures {named} (tokens/documents)")
     for point, by_contestant in records.items():
         for who, record in by_contestant.items():
-            lost = sum(answer.num_lost for answer in _flat(record.hits))
-            wanted = sum(answer.num_wanted for answer in _flat(record.hits))
+            lost = sum(answer.num_lost for answer in flat(record.hits))
+            wanted = sum(answer.num_wanted for answer in flat(record.hits))
             if lost:
                 found.append(
                     f"{names[point]}, {who.name}: {lost} of {wanted} spans of hits were not in the cache; "
@@ -217,6 +194,6 @@ def _lines(by_size: Mapping[int, Mapping[Contestant, Record]]) -> dict[str, dict
                 (f"{who.name}, new", record.misses),
                 (f"{who.name}, prefix hit", record.repeats),
             ):
-                if answers := _flat(rounds):
-                    lines.setdefault(name, {})[size] = spread([answer.ttft for answer in answers])
+                if flat(rounds):
+                    lines.setdefault(name, {})[size] = time_spread(rounds)
     return lines

@@ -42,7 +42,7 @@ from benchmarks._report import Report, text_table
 
 #: A document is not shorter.
 MIN_TOKENS = 100
-#: Each length with each number of documents that it has room for: half an hour on two cores.
+#: Each length with each number of documents that it has room for: about twenty minutes on two cores.
 GRID = tuple(Point(t, d) for t in (1069, 2097, 4133) for d in (4, 8, 12) if t >= MIN_TOKENS * d)
 QUICK_GRID = NAMED[:2]
 QUICK_SECONDS = 100.0

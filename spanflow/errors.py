@@ -17,6 +17,10 @@ class SpanflowError(Exception):
     partial: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     results: tuple[Any, ...] = ()
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An __init__ may take other things than a message, so a copy is made without it.
+        return type(self).__new__, (type(self), *self.args), vars(self)
+
 
 class QueryError(SpanflowError, ValueError):
     """A query, an option or a payload that cannot mean anything; the message says where."""
@@ -25,21 +29,20 @@ class QueryError(SpanflowError, ValueError):
 class PromptTooLong(QueryError):
     """A prompt with its answer does not fit the model's window.
 
-    Attributes: `num_tokens` (prompt), `max_tokens` (asked for), `max_model_len`.
+    Attributes: `num_tokens` (prompt), `max_tokens` (asked for), `max_model_len`, and `where`: the path of its generate,
+    or the name of its request.
     """
 
     def __init__(self, num_tokens: int, max_tokens: int, max_model_len: int, where: str = "$") -> None:
         self.num_tokens = num_tokens
         self.max_tokens = max_tokens
         self.max_model_len = max_model_len
+        self.where = where
         super().__init__(
             f"{where}: the prompt has {num_tokens} tokens and asks for {max_tokens} more; "
             f"the model's window is {max_model_len}. Shorten the prompt, lower max_tokens, "
             "or open the session with a larger max_model_len."
         )
-
-    def __reduce__(self) -> tuple[type, tuple[int, int, int]]:
-        return type(self), (self.num_tokens, self.max_tokens, self.max_model_len)
 
 
 class ModelError(SpanflowError, RuntimeError):

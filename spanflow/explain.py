@@ -34,7 +34,7 @@ class ExplainedSpan:
     """A span of a prompt: tokens `[start, end)`, the path of its operand, and how it is computed.
 
     `num_anchor_tokens` counts the tokens that it is computed behind. `status` is what its report would say if the
-    prompt ran now, or None where no engine was asked.
+    prompt ran now, or None where no engine told.
     """
 
     path: str
@@ -55,7 +55,7 @@ class ExplainedGeneration:
     known, and `num_tokens` is None where nothing can be said (`notes` say why). `is_leased`: its answer's KV is kept
     for the prompt that reads it. `all_hit` and `all_new` are bounds: the costs when all spans are there, and when none
     is; prefix hits save more, and are not counted. `expected` is what a running engine would find if the prompt ran
-    now, before all others; None where no engine runs, or it cannot tell.
+    now, before all others; None where no engine runs, or it does not tell (`notes` say why, where there is a reason).
     """
 
     path: str
@@ -92,11 +92,11 @@ class ExplainedPass:
 Stage: TypeAlias = Literal["passes", "spans", "all"]
 _OF_STAGE: Mapping[str, tuple[str, ...]] = {
     "passes": ("passes",),
-    "spans": ("tree", "generations", "window", "spans_unsupported"),
+    "spans": ("tree", "generations", "window", "spans_unsupported", "is_engine_asked"),
 }
 
 
-_BOUNDS = "Costs are bounds: no engine was asked which spans are there, and prefix hits, which save more, do not count."
+_BOUNDS = "Costs are bounds: {} which spans are there, and prefix hits, which save more, do not count."
 _EXPECTED = (
     "'As it stands' is what the engine would find now, prefix hits too; the other costs are bounds without those."
 )
@@ -111,6 +111,7 @@ class Explanation:
 
     `root` is the query as it runs, after all `passes`, and `tree` its drawing. `window` is the model's, in tokens,
     where it is known. `spans_unsupported` says why the engine serves no spans; then all of it runs with full attention.
+    `is_engine_asked`: an engine ran, and was asked what it would find of each prompt that it could take.
     """
 
     root: Node
@@ -118,6 +119,7 @@ class Explanation:
     window: int | None
     spans_unsupported: str = ""
     passes: tuple[ExplainedPass, ...] = ()
+    is_engine_asked: bool = False
 
     @property
     def tree(self) -> str:
@@ -136,6 +138,7 @@ class Explanation:
             "generations": [asdict(generation) for generation in self.generations],
             "window": self.window,
             "spans_unsupported": self.spans_unsupported,
+            "is_engine_asked": self.is_engine_asked,
             "passes": [asdict(each) for each in self.passes],
         }
         for generation in plain["generations"]:
@@ -172,7 +175,8 @@ class Explanation:
         if any(generation.expected for generation in self.generations):
             return [*lines, _EXPECTED]
         if any(generation.spans for generation in self.generations):
-            return [*lines, _BOUNDS]
+            why = "the engine did not tell" if self.is_engine_asked else "no engine was asked"
+            return [*lines, _BOUNDS.format(why)]
         return lines[:-1]
 
     def __str__(self) -> str:
@@ -229,16 +233,20 @@ def explain(
     *,
     window: int | None,
     spans_unsupported: str = "",
-    predictions: Mapping[str, Prediction] | None = None,
+    predictions: Mapping[str, Prediction | str] | None = None,
 ) -> Explanation:
-    """Explain a compiled query with its lowered prompts; `predictions` are the engine's, by path."""
+    """Explain a compiled query with its lowered prompts.
+
+    `predictions` are the engine's, by path, or what it says in place of one; None where no engine was asked.
+    """
     plan = compiled.plan
     stages = {generation.path: number for number, stage in enumerate(plan.stages()) for generation in stage}
     explained = []
     for each in known:
         path = each.generation.path
-        explained.append(_explain(plan, each, stages[path], options, window, (predictions or {}).get(path)))
-    return Explanation(compiled.tree, tuple(explained), window, spans_unsupported, _explain_passes(compiled))
+        explained.append(_explain(plan, each, stages[path], options, window, (predictions or {}).get(path, "")))
+    passes, is_asked = _explain_passes(compiled), predictions is not None
+    return Explanation(compiled.tree, tuple(explained), window, spans_unsupported, passes, is_asked)
 
 
 def _explain_passes(compiled: Compiled) -> tuple[ExplainedPass, ...]:
@@ -255,8 +263,9 @@ def _explain_passes(compiled: Compiled) -> tuple[ExplainedPass, ...]:
 
 
 def _explain(
-    plan: Plan, known: Known, stage: int, options: RunOptions, window: int | None, prediction: Prediction | None
+    plan: Plan, known: Known, stage: int, options: RunOptions, window: int | None, word: Prediction | str
 ) -> ExplainedGeneration:
+    prediction, why = (None, word) if isinstance(word, str) else (word, "")
     generation, lowered, notes = known.generation, known.lowered, known.notes
     node = generation.node
     num_inner = plan.num_inner(generation.key)
@@ -266,8 +275,11 @@ def _explain(
         room = window - len(prompt)
         if room < (node.sampling.max_tokens or 1):
             notes += (f"{generation.path}: too long: {len(prompt)} tokens and {max_tokens} more of {window}",)
+            why = ""  # it is this
         elif node.sampling.max_tokens is None:
             max_tokens = min(max_tokens, room)
+    if why:
+        notes += (f"the engine did not tell what it would find: {why}",)
     seeds = [sample.seed for sample in plan.samples(generation.path) if sample.seed is not None]
     return ExplainedGeneration(
         path=generation.path,

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from spanflow.engine.protocol import FinishReason, SpanReport, SpanStatus, Usage
 from spanflow.ir.fidelity import Rung
 from spanflow.lowering.lower import Lowered
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class Result:
     num_tokens_differing: int = 0
     notes: tuple[str, ...] = ()
     others: tuple[Result, ...] = ()
-    inner: Mapping[str, tuple[Result, ...]] = field(default_factory=lambda: _NOTHING)
+    inner: Mapping[str, tuple[Result, ...]] = field(default_factory=dict)
     failures: tuple[Failure, ...] = ()
 
     @property

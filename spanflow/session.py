@@ -165,10 +165,11 @@ class Session:
         return self._begin(lambda: self._explain(query, options)).wait()
 
     def prefetch(self, query: Askable, **overrides: Any) -> int:
-        """Compute the KV of a query's documents before it is asked, as one would for a corpus; how many there are.
+        """Compute the KV of a query's documents before it is asked, as one would for a corpus; how many are kept.
 
         Those are the texts in its commutes, at any depth, whose anchor is a header or nothing. The query itself is
-        not run, and may be larger than the window. Raises QueryError.
+        not run, and may be larger than the window; a document that is as long as the window is not kept. Raises
+        QueryError.
         """
         options = self._options.changed(overrides)
         return self._begin(lambda: self._prefetch(query, options)).wait()
@@ -301,7 +302,8 @@ class Session:
         compiled = await self._compile(await bind_query(query), options)
         template, window = await self._core.template()
         known = await asyncio.to_thread(lower_known, compiled.plan, template, options)
-        predictions, why, host = dict[str, Prediction](), "", self._core.running
+        predictions: dict[str, Prediction | str] | None = None
+        why, host = "", self._core.running
         if host is not None:
             why = host.engine.info.spans_unsupported
             lowered = [(each.generation, each.lowered) for each in known if each.lowered is not None]

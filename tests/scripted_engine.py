@@ -131,10 +131,11 @@ class ScriptedEngine:
             raise self.script.prediction
         return self.script.prediction
 
-    async def prefetch(self, request: EngineRequest) -> None:
+    async def prefetch(self, request: EngineRequest) -> bool:
         if self.script.prefetch_error is not None:
             raise self.script.prefetch_error
         self.script.prefetched.append(request)
+        return len(request.prompt) < self.script.window
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         self.script.released += request_ids

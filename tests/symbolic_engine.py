@@ -28,7 +28,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from spanflow.engine.payload import Ask, encode, unpack
 from spanflow.engine.protocol import Lease
-from spanflow.engine.vllm.backend import span_arguments
+from spanflow.engine.vllm.arguments import span_arguments
 from spanflow.engine.vllm.connector import StepMoves
 from spanflow.engine.vllm.scheduler import SpanScheduler
 from spanflow.engine.waves import in_waves

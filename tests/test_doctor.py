@@ -283,6 +283,15 @@ def test_problems_of_bookkeeping_are_shown(monkeypatch: pytest.MonkeyPatch) -> N
     assert "block 7 has 2 references too many" in str(diagnosis)
 
 
+def test_what_moves_kv_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def audit(self: ScriptedEngine) -> dict[str, object]:
+        return {"problems": [], "moves_by": "torch, many times slower than the compiled kernel: no compiler"}
+
+    monkeypatch.setattr(ScriptedEngine, "audit", audit)
+    said = "ok       moves: by torch, many times slower than the compiled kernel: no compiler\n"
+    assert said in str(checked(Script()))
+
+
 def test_a_model_without_spans_is_well_and_says_why() -> None:
     diagnosis = checked(Script(unsupported="its layers are of different types"))
     assert diagnosis.is_well

@@ -124,7 +124,7 @@ def test_what_cannot_be_lowered_is_refused_or_unknown_before_its_answers_are_the
 
 def test_an_explanation_has_a_json_form() -> None:
     plain = json.loads(json.dumps(explained(RAG).to_dict()))
-    assert plain["window"] == 500
+    assert (plain["window"], plain["is_engine_asked"]) == (500, False)
     (only,) = plain["generations"]
     assert only["spans"][0] == {
         "path": "$.query.operands[1].parts[0].operands[0]",
@@ -260,20 +260,46 @@ def test_a_judge_is_foreseen_without_its_answers() -> None:
     assert [span.status for span in outer.spans] == ["hit"]
 
 
-@pytest.mark.parametrize("word", [None, EngineDied("it is gone"), QueryError("no")])
-def test_an_engine_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, word: Any) -> None:
-    """What a run would raise is no reason to explain less."""
+@pytest.mark.parametrize(
+    ("word", "notes"),
+    [
+        (None, ()),
+        (EngineDied("it is gone"), ("the engine did not tell what it would find: it is gone",)),
+        (QueryError("no"), ("the engine did not tell what it would find: no",)),
+    ],
+)
+def test_an_engine_that_does_not_tell(monkeypatch: pytest.MonkeyPatch, word: Any, notes: tuple[str, ...]) -> None:
+    """What a run would raise is no reason to explain less; it is said."""
     register(monkeypatch)
     with Session("m", engine="scripted", script=Script(prediction=word)) as s:
         explanation = s.explain(RAG)
-    assert explanation.generations[0].expected is None
-    assert "Costs are bounds: " in str(explanation)
+    (only,) = explanation.generations
+    assert (only.expected, only.notes) == (None, notes)
+    assert [span.status for span in only.spans] == [None, None]
+    assert "Costs are bounds: the engine did not tell which spans are there, and" in str(explanation)
+    assert explanation.to_dict("spans")["is_engine_asked"]
+
+
+def test_prompts_of_which_the_engine_tells_and_one_of_which_it_does_not() -> None:
+    query = generate(seq(commute(generate(user("write")), user("The sky is blue.")), user("which?")))
+    chosen = RunOptions()
+    compiled = compile_query(query, chosen, model="m")
+    known = lower_known(compiled.plan, TEMPLATE, chosen)
+    inner, outer = (each.generation.path for each in known)
+    words = {inner: Prediction((), 1, 2, 3), outer: "it is gone"}
+    explanation = explain(compiled, known, chosen, window=500, predictions=words)
+    assert [each.expected for each in explanation.generations] == [Expected(2, 1, 3), None]
+    assert [len(each.notes) for each in explanation.generations] == [0, 1]
+    assert "  note: the engine did not tell what it would find: it is gone\n" in str(explanation)
+    assert "'As it stands' is what the engine would find now" in str(explanation)
 
 
 def test_what_is_too_long_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     register(monkeypatch)
     script = Script(window=30, prediction=Prediction((), 1, 2, 3))
     with Session("m", engine="scripted", script=script) as s:
-        (only,) = s.explain(RAG).generations
-    assert only.expected is None
+        explanation = s.explain(RAG)
+    (only,) = explanation.generations
+    assert (only.expected, len(only.notes)) == (None, 1)
     assert "too long" in only.notes[0]
+    assert "the engine did not tell which spans are there" in str(explanation)

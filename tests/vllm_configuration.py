@@ -12,7 +12,8 @@ def configuration() -> Any:
         rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         architectures=["LlamaForCausalLM"],
         layer_types=None,
-        no_rope_layers=None,
+        no_rope_layers=[1, 1],
+        layer_rope_theta=[10_000.0, 10_000.0],
     )
     model = Namespace(
         hf_text_config=text,
@@ -31,7 +32,9 @@ def configuration() -> Any:
             num_gpu_blocks_override=None,
             prefix_cache_retention_interval=None,
         ),
-        parallel_config=Namespace(decode_context_parallel_size=1, prefill_context_parallel_size=1, enable_dbo=False),
+        parallel_config=Namespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1, enable_dbo=False
+        ),
         attention_config=Namespace(hisparse_config=None),
         compilation_config=Namespace(static_forward_context={}),
         kv_transfer_config=Namespace(is_kv_producer=True),

@@ -27,11 +27,6 @@ class Plan:
     waves: tuple[Moves, ...]
     num_scratch: int
 
-    @property
-    def num_copied(self) -> int:
-        """Tokens copied, those into scratch included."""
-        return sum(wave.num_tokens for wave in self.waves)
-
 
 def plan_moves(moves: Moves, scratch_start: int, scratch_tokens: int) -> Plan:
     """The waves that do `moves`, using at most `scratch_tokens` slots from `scratch_start` on.

@@ -163,8 +163,9 @@ class OracleEngine:
         num_moved = sum(report.moved for report in reports)
         return Prediction(reports, len(request.prompt) - num_moved, num_moved, 0)
 
-    async def prefetch(self, request: EngineRequest) -> None:
+    async def prefetch(self, request: EngineRequest) -> bool:
         """Nothing: what is timed here is not the cache."""
+        return False
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests; unknown ids are ignored."""

@@ -99,13 +99,7 @@ class OracleModel:
 
     def rotate(self, keys: Tensor, delta: int) -> Tensor:
         """Keys [..., head_dim] moved on by `delta` positions (negative: back)."""
-        if delta == 0:
-            return keys
-        rotary = self.model.model.rotary_emb
-        angle = delta * rotary.inv_freq.to(dtype=torch.float64)  # exact enough for any offset
-        cos, sin = angle.cos().to(keys.dtype), angle.sin().to(keys.dtype)
-        low, high = keys.chunk(2, dim=-1)
-        return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+        return keys if delta == 0 else _rotated(self.model, keys, delta)
 
     @torch.no_grad()
     def run(self, token_ids: tuple[int, ...], positions: Any, cache: SlotCache, length: int, last: int) -> Tensor:
@@ -198,6 +192,13 @@ class OracleModel:
             raise QueryError(f"token id {outside} is outside of the model's vocabulary of {self.vocab_size}")
 
 
+def _rotated(model: Any, keys: Tensor, delta: int) -> Tensor:
+    angle = delta * model.model.rotary_emb.inv_freq.to(dtype=torch.float64)  # exact enough for any offset
+    cos, sin = angle.cos().to(keys.dtype), angle.sin().to(keys.dtype)
+    low, high = keys.chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
+
+
 def _check_memory(path: str) -> None:
     """Refuse now what would be killed for its memory while it is read; what has no shapes to be had is let through."""
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -250,14 +251,11 @@ def _probe(model: Any) -> str:
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=model.device)
         model(token, past_key_values=cache, position_ids=where, attention_mask=mask, use_cache=True)
         caches.append(cache.read(0, 1))
-    angle = 7 * model.model.rotary_emb.inv_freq.to(torch.float64)
     for layer, ((keys, values), (moved_keys, moved_values)) in enumerate(zip(*caches, strict=True)):
         if keys.shape[-1] != 2 * half:
             return f"layer {layer} rotates {2 * half} of {keys.shape[-1]} dimensions: partial RoPE is not served"
-        low, high = keys.double().chunk(2, dim=-1)
-        turned = torch.cat([low * angle.cos() - high * angle.sin(), high * angle.cos() + low * angle.sin()], -1)
         scale = max(1.0, float(moved_keys.abs().max()))
-        error = float((turned - moved_keys).abs().max()) / scale
+        error = float((_rotated(model, keys.double(), 7) - moved_keys).abs().max()) / scale
         if error > 1e-3 or float((values - moved_values).abs().max()) > 1e-3 * scale:
             return f"layer {layer}: keys rotated to another place differ from keys computed there (by {error:.1g})"
     return ""

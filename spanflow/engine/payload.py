@@ -33,6 +33,8 @@ _DIGEST_CUTS = ((0, 6), (6, 11), (11, 16))
 _SPAN_INTS = 5
 _LIMIT = 1 << 62
 _MAX_LEASE_SECONDS = 24 * 3600
+#: What comes back of a request: spans, internal tokens, and answers to what it asked.
+Report = tuple[tuple[SpanReport, ...], int, dict[str, Any]]
 _STATUSES: tuple[SpanStatus, ...] = get_args(SpanStatus)
 
 
@@ -176,8 +178,8 @@ def pack(reports: Sequence[SpanReport], internal_tokens: int, answers: Mapping[s
     return {KEY: {"spans": spans, "internal": internal_tokens, **answers}}
 
 
-def unpack(params: Mapping[str, Any] | None) -> tuple[tuple[SpanReport, ...], int, dict[str, Any]] | None:
-    """Spans, internal tokens and answers of a packed report; None where there is none."""
+def unpack(params: Mapping[str, Any] | None) -> Report | None:
+    """What was packed; None where nothing was."""
     if not params or KEY not in params:
         return None
     body = dict(params[KEY])

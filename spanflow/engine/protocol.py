@@ -134,10 +134,11 @@ class Engine(Protocol):
     async def predict(self, request: EngineRequest) -> Prediction | None:
         """What a request would find; changes nothing. None where the engine cannot tell. Raises as `stream` does."""
 
-    async def prefetch(self, request: EngineRequest) -> None:
+    async def prefetch(self, request: EngineRequest) -> bool:
         """Compute the KV of a prompt, whole, since spans will be taken from it: anchor and span, one after the other.
 
-        A hint. What it samples is thrown away, and an engine that keeps no KV between requests does nothing.
+        What it samples is thrown away. False where it is not kept: the prompt is as long as the window, or the engine
+        keeps no KV between requests. Raises as `stream` does.
         """
 
     async def release(self, request_ids: tuple[str, ...]) -> None:

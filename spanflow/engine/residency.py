@@ -120,12 +120,6 @@ class Residency:
         del self.running[admission.request.request_id]
         self.pool.free(admission.blocks)
 
-    def play(self, request: EngineRequest, sampled: tuple[int, ...] = ()) -> Admission:
-        """Admit and finish one request, alone: what a plan does with a copy."""
-        admission = self.admit_alone(request, max(1, len(sampled)))
-        self.finish(admission, sampled)
-        return admission
-
     def reset(self) -> None:
         """Forget what is cached and all leases, but not what was here once; running requests keep their blocks."""
         self.leases.clear()

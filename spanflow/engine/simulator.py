@@ -6,7 +6,6 @@ import asyncio
 import heapq
 import itertools
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
@@ -30,8 +29,7 @@ class SimulatorEngine:
     It is simpler in two things: no source is taken over in place (where prompt and sources do not fit together, the
     prompt runs exactly), and a lease holds its blocks until no running request can give others back.
 
-    `script` may give the answers, `fault` an error to raise for a request. `residency` is the cache;
-    `totals` counts tokens (prompt, computed, cached, internal, completion) over all requests.
+    `script` may give the answers, `fault` an error to raise for a request. `residency` is the cache.
     """
 
     def __init__(
@@ -47,7 +45,6 @@ class SimulatorEngine:
     ) -> None:
         self.info = info
         self.residency = residency
-        self.totals: Counter[str] = Counter()
         self._load_tokenizer = load_tokenizer
         self._seconds = seconds_per_token, seconds_per_prefill_token
         self._script = script
@@ -119,11 +116,14 @@ class SimulatorEngine:
         """Run one request; it waits while the pool is full, in order of priority, then of arrival."""
         return self._stream(request, is_source=False)
 
-    async def prefetch(self, request: EngineRequest) -> None:
+    async def prefetch(self, request: EngineRequest) -> bool:
         """Run the prompt for one token; its blocks stay to be found, the last one too."""
+        if len(request.prompt) >= self.info.max_model_len:
+            return False
         request = replace(request, sampling=replace(request.sampling, max_tokens=1))
         async for _ in self._stream(request, is_source=True):
             pass
+        return True
 
     async def _stream(self, request: EngineRequest, *, is_source: bool) -> AsyncIterator[EngineOutput]:
         room = self._check(request)
@@ -234,14 +234,6 @@ class SimulatorEngine:
             self.residency.abandon(admission)
         else:
             self.residency.finish(admission, sampled, is_source=is_source)
-            counted = {
-                "prompt": len(admission.prompt),
-                "computed": admission.computed,
-                "cached": admission.cached,
-                "internal": admission.internal,
-                "completion": len(sampled),
-            }
-            self.totals.update(counted)
         self._notify()
 
     def _notify(self) -> None:

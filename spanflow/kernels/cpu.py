@@ -33,6 +33,8 @@ class _CpuLaunch(ctypes.Structure):
 class CpuRunner(Runner):
     """By the compiled kernel, on as many threads as torch has; for layers that `why_not(views, "cpu")` passes."""
 
+    name = "the compiled CPU kernel"
+
     def __init__(self, library: ctypes.CDLL, views: Sequence[KVView], scratch_blocks: int = 0) -> None:
         super().__init__(views, scratch_blocks)
         self._launch = library.spanflow_rerope_run

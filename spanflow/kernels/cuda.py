@@ -74,6 +74,8 @@ def _in_vectors(pages: torch.Tensor, spare: torch.Tensor, addresses: np.ndarray,
 class CudaRunner(Runner):
     """By the device kernel, on the current stream; for layers that `why_not(views, "cuda")` passes."""
 
+    name = "the compiled CUDA kernel"
+
     def __init__(self, cubin: bytes, views: Sequence[KVView], scratch_blocks: int = 0) -> None:
         super().__init__(views, scratch_blocks)
         self._device = self.views[0].keys.device

@@ -17,16 +17,16 @@ __all__ = ["Runner", "best_runner"]
 
 
 def best_runner(views: Sequence[KVView], cache: Path, scratch_blocks: int = 0) -> Runner:
-    """What runs moves on these layers: a kernel where it can, otherwise the reference; the log says which.
+    """What runs moves on these layers: a kernel where it can, otherwise the reference; its name says which, and why.
 
     `cache` is the directory in which compiled kernels are kept; `scratch_blocks` is what plans may use.
     """
     kind = views[0].keys.device.type if views else "cpu"
     runner = _cuda_runner(views, cache, scratch_blocks) if kind == "cuda" else _cpu_runner(views, cache, scratch_blocks)
     if isinstance(runner, str):
-        _log.info("KV is moved by torch: %s", runner)
-        return TorchRunner(views, scratch_blocks)
-    _log.info("KV is moved by the compiled %s kernel", {"cpu": "CPU", "cuda": "CUDA"}[kind])
+        why, runner = runner, TorchRunner(views, scratch_blocks)
+        runner.name = f"torch, many times slower than the compiled kernel: {why}"
+        _log.warning("KV is moved by %s", runner.name)
     return runner
 
 

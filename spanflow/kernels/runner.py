@@ -14,8 +14,10 @@ class Runner(ABC):
     """Moves on `views`, layers whose blocks are of one size and as many, with `scratch_blocks` more of its own.
 
     A wave of a plan is one launch on all layers of a kind: `plan_moves(moves, runner.scratch_start,
-    runner.scratch_tokens)` plans for it, and `run_waves(plan.waves)` runs it.
+    runner.scratch_tokens)` plans for it, and `run_waves(plan.waves)` runs it. `name` says what moves.
     """
+
+    name: str
 
     def __init__(self, views: Sequence[KVView], scratch_blocks: int = 0) -> None:
         if not views:
@@ -70,6 +72,8 @@ class Runner(ABC):
 
 class TorchRunner(Runner):
     """By torch, on any device and layout."""
+
+    name = "torch"
 
     def run(self, wave: SlotMoves) -> None:
         """What `reference.run_slots` does."""

@@ -16,20 +16,20 @@ from spanflow.runner.options import RunOptions
 
 async def predict(
     prompts: Iterable[tuple[Generation, Lowered]], host: Host, options: RunOptions
-) -> dict[str, Prediction]:
+) -> dict[str, Prediction | str]:
     """The engine's word on each prompt by itself, by the path of its generate.
 
-    Left out where it cannot tell, or would refuse the prompt, or has stopped.
+    Where it would refuse the prompt, or has stopped, what it says to that; '' where it cannot tell.
     """
     run, window = host.new_run(), host.engine.info.max_model_len
 
-    async def one(generation: Generation, lowered: Lowered) -> Prediction | None:
+    async def one(generation: Generation, lowered: Lowered) -> Prediction | str:
         try:
             name = f"{run}/predict-{generation.path}"
-            return await host.engine.predict(request_for(generation, lowered, options, name=name, window=window))
-        except SpanflowError:  # which a run would raise; an explanation says all that it can
-            return None
+            request = request_for(generation, lowered, options, name=name, window=window)
+            return await host.engine.predict(request) or ""
+        except SpanflowError as error:  # which a run would raise; an explanation says all that it can
+            return str(error)
 
     asked = {generation.path: one(generation, lowered) for generation, lowered in prompts}
-    found = await asyncio.gather(*asked.values())
-    return {path: prediction for path, prediction in zip(asked, found, strict=True) if prediction is not None}
+    return dict(zip(asked, await asyncio.gather(*asked.values()), strict=True))

@@ -19,11 +19,11 @@ from spanflow.runner.options import RunOptions
 async def prefetch(
     plan: Plan, paths: Iterable[str], host: Host, options: RunOptions, run: str, *, is_hint: bool = False
 ) -> int:
-    """Compute the KV of the text spans in the prompts of the generates at `paths`, each once; how many there were.
+    """Compute the KV of the text spans in the prompts of the generates at `paths`, each once; how many are kept.
 
     Answers that are not there yet are left out of the prompts: what stands behind a header or nothing at all does not
-    depend on them. Raises QueryError, EngineDied. `is_hint`: one after the other, and failures are left to the
-    generations themselves.
+    depend on them. A text as long as the window is not kept. Raises QueryError, EngineDied. `is_hint`: one after
+    the other, and failures are left to the generations themselves.
     """
     if host.engine.info.spans_unsupported:
         return 0
@@ -37,22 +37,22 @@ async def prefetch(
                 request = EngineRequest(name, source, Sampling(1), None, options.salt, adapter, options.priority)
                 requests.setdefault((source.digest, adapter), request)
     if is_hint:
+        num_kept = 0
         for request in requests.values():
             with suppress(SpanflowError):
-                await host.engine.prefetch(request)
-    else:
-        tasks = [asyncio.ensure_future(_in_turn(request, host)) for request in requests.values()]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-    return len(requests)
+                num_kept += await host.engine.prefetch(request)
+        return num_kept
+    tasks = [asyncio.ensure_future(_in_turn(request, host)) for request in requests.values()]
+    try:
+        return sum(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
-async def _in_turn(request: EngineRequest, host: Host) -> None:
+async def _in_turn(request: EngineRequest, host: Host) -> bool:
     async with host.slots:
-        await host.engine.prefetch(request)
+        return await host.engine.prefetch(request)
 
 
 async def _lower(plan: Plan, generation: Generation, host: Host, options: RunOptions) -> Lowered:

@@ -62,8 +62,9 @@ def statuses(admission: Admission) -> list[str]:
 
 
 def checked(cache: Residency, prompt: SpanPrompt, **options: object) -> Admission:
-    """Play one request, with the invariants that hold for all."""
-    admission = cache.play(request(prompt, **options))
+    """Admit and finish one request, alone, with the invariants that hold for all."""
+    admission = cache.admit_alone(request(prompt, **options), 1)
+    cache.finish(admission)
     assert cache.problems() == []
     assert admission.cached + admission.computed == len(prompt)
     for report in admission.spans:

@@ -78,7 +78,7 @@ async def test_scripted_answers_stop_strings_and_lengths() -> None:
     assert (await run(engine, ask(schema="{}")))[0] == "one two three four"
 
 
-async def test_reports_and_totals_add_up(engine: SimulatorEngine) -> None:
+async def test_reports_and_usage_add_up(engine: SimulatorEngine) -> None:
     _, token_ids, last = await run(engine, ask())
     assert last.usage is not None
     assert (last.usage.prompt, last.usage.completion, last.usage.cached, last.usage.internal) == (
@@ -87,12 +87,13 @@ async def test_reports_and_totals_add_up(engine: SimulatorEngine) -> None:
     assert [(r.status, r.moved, r.repaired, r.computed) for r in last.spans] == [("new", 36, 4, 0)]
     _, more, last = await run(engine, ask(SpanPrompt((9, *PROMPT.token_ids), (Span(4, 44, HEADER, 4),))))
     assert last.spans[0].status == "hit"
-    assert engine.totals["prompt"] == engine.totals["computed"] + engine.totals["cached"] == 45 + 46
-    assert engine.totals["completion"] == len(token_ids) + len(more)
+    assert last.usage is not None
+    assert (last.usage.prompt, last.usage.completion, last.usage.internal) == (46, len(more), 0)
 
 
 async def test_a_document_that_was_prefetched_is_found_whole(engine: SimulatorEngine) -> None:
-    await engine.prefetch(ask(SpanPrompt((*HEADER.token_ids, *DOC))))
+    assert await engine.prefetch(ask(SpanPrompt((*HEADER.token_ids, *DOC))))
+    assert not await engine.prefetch(ask(SpanPrompt((5,) * engine.info.max_model_len)))
     assert (await run(engine, ask()))[2].spans[0].status == "hit"
 
 
@@ -235,7 +236,10 @@ async def test_sources_are_made_of_sources_deeper_than_python_calls() -> None:
         prompt = SpanPrompt(tokens, (Span(2, 9, SpanPrompt(prompt.token_ids[:-2], prompt.spans), 0, 2),))
     request = EngineRequest("deep", prompt, Sampling(max_tokens=1))
     large, small = (Residency(num_blocks, 16, 2000, lambda: 0.0) for num_blocks in (3 * depth, depth))
-    assert large.play(request).internal > 10 * depth
-    assert "do not fit into the pool" in small.play(request).spans[0].why
+    made, refused = (cache.admit_alone(request, 1) for cache in (large, small))
+    large.finish(made)
+    small.finish(refused)
+    assert made.internal > 10 * depth
+    assert "do not fit into the pool" in refused.spans[0].why
     assert large.problems() == small.problems() == []
     assert small.pool.num_free == depth

@@ -31,7 +31,8 @@ IMPORTERS = {"contract.py"}
 OTHERS = {
     "torch": "__version__ arange device dim element_size float64 itemsize shape transpose unbind view zero_",
     "a model's own config, and its tokenizer": (
-        "architectures chat_template from_pretrained layer_types no_rope_layers rope_parameters"
+        "architectures chat_template dual_chunk_attention_config from_pretrained layer_rope_theta layer_types "
+        "no_rope_layers rope_parameters use_rope_layers"
     ),
     "prometheus_client": "inc labels",
     "dicts and strings out of configs": "get startswith values",
@@ -284,16 +285,33 @@ class TestInstalled:
         contract.check()
 
     def test_a_missing_name_and_a_wrong_version_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from spanflow.engine.vllm import contract
+        from spanflow.engine.vllm import contract, versions
         from spanflow.errors import EngineUnavailable
 
         monkeypatch.setitem(contract.NAMES, contract.BlockPool, "touch no_such_name")
         with pytest.raises(EngineUnavailable, match=r"gone: BlockPool\.no_such_name.*engine='oracle'"):
             contract.check()
         monkeypatch.undo()
-        monkeypatch.setattr(contract, "version", lambda: "0.99.1")
-        with pytest.raises(EngineUnavailable, match=r"vLLM 0\.99\.1 is installed; spans were built for 0\.32"):
+        monkeypatch.setattr(versions, "version", lambda: "0.99.1")
+        with pytest.raises(EngineUnavailable, match=r"vLLM 0\.99\.1 is installed; spans were built for 0\.32 up to"):
             contract.check()
+
+    async def test_a_version_that_cannot_even_be_imported_is_named(
+        self, model_dir: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from spanflow.engine.vllm import client, versions
+        from spanflow.errors import EngineUnavailable
+
+        def gone() -> None:
+            raise ImportError("cannot import name 'AsyncScheduler'")
+
+        monkeypatch.setattr(client, "_import", gone)
+        for found, said in (("0.99.1", True), ("0.32.4", False), ("unknown", False)):
+            monkeypatch.setattr(versions, "version", lambda found=found: found)
+            monkeypatch.setattr(client, "version", versions.version)
+            with pytest.raises(EngineUnavailable, match="cannot import name 'AsyncScheduler'") as caught:
+                await client.VllmEngine.start(str(model_dir))
+            assert ("0.99.1 is installed; spans were built for 0.32 up to" in str(caught.value)) == said
 
     def test_each_class_that_lost_any_of_its_names_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """One name at a time, of classes and of parameters."""
@@ -323,7 +341,8 @@ class TestInstalled:
         clients = [object.__new__(kind) for kind in (contract.AsyncLLM, contract.LLMEngine)]
         core, inside = object.__new__(contract.InprocClient), object.__new__(contract.EngineCore)
         inside.scheduler, core.engine_core = scheduler, inside
-        clients[0].model_config = clients[1].model_config = scheduler.vllm_config.model_config
+        for client in clients:
+            client.vllm_config, client.model_config = scheduler.vllm_config, scheduler.vllm_config.model_config
         clients[0].output_handler, clients[1].engine_core = None, core
         checks = [(contract.check_scheduler, scheduler), *((contract.check_client, client) for client in clients)]
         for check, checked in checks:

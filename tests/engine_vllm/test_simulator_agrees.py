@@ -34,8 +34,8 @@ class Both:
         name = self.engine.send(asked, num_tokens, lease=lease)
         self.engine.finish()
         sent = self.engine.sent[name]
-        request = EngineRequest(name, asked, Sampling(num_tokens), lease)
-        found = self.cache.play(request, tuple(sent.tokens))
+        found = self.cache.admit_alone(EngineRequest(name, asked, Sampling(num_tokens), lease), num_tokens)
+        self.cache.finish(found, tuple(sent.tokens))
         counts = counted(found.spans), found.cached, found.internal
         assert counts == of_engine(sent) == foreseen(look)
         assert not look.tokens

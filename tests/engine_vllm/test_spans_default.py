@@ -94,7 +94,8 @@ def test_rungs_and_anchors(rig: Rig, judge: Judge, anchor: str, repair: int) -> 
 
 
 def check_stock(rig: Rig, judge: Judge, answer: Answer) -> SpanPrompt:
-    """An answer is that of full attention, by stock vLLM and by the oracle, with the same ten best tokens."""
+    """An answer is that of full attention, by this engine without spans (which says what stock vLLM does, as is tested
+    elsewhere) and by the oracle, with the same ten best tokens."""
     full = SpanPrompt(answer.prompt.token_ids)
     stock = rig.one(full, salt="stock")
     best = judge.oracle.prompt_logits(full)[-1].topk(10).indices
@@ -345,6 +346,7 @@ def test_a_payload_from_outside_that_does_not_fit(rig: Rig, payload: Any, messag
     assert last.outputs[0].finish_reason == "error"
     assert report is not None
     assert message in report[2]["error"]
+    assert rig.one(rig.prompt([rig.document(0)])).last.finish_reason == "length"
 
 
 @pytest.mark.parametrize("shape", ["other prompts", "one prompt", "continued"])

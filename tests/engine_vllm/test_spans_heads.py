@@ -7,20 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from symbolic_prompts import ANSWER, BLOCK, HEADER, document, start
+from symbolic_prompts import ANSWER, BLOCK, HEADER, behind, document, start
 
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
 pytestmark = pytest.mark.vllm
-
-
-def behind(head: int, *documents: tuple[int, ...], question: int = 10) -> SpanPrompt:
-    """Documents behind a head of so many tokens, and a question."""
-    ids, spans = [*range(700, 700 + head - len(HEADER)), *HEADER], []
-    for tokens in documents:
-        spans.append(Span(len(ids), len(ids) + len(tokens), SpanPrompt(HEADER)))
-        ids += tokens
-    return SpanPrompt((*ids, *range(40, 40 + question), *ANSWER), tuple(spans))
 
 
 def engine_with(model_dir: Path, *documents: tuple[int, ...], **options: Any) -> Any:

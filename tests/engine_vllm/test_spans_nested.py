@@ -6,44 +6,17 @@ What is counted is work, not time: with the first groups of a conversation below
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from counted_tokens import Token, steps_since
 from symbolic_prompts import ANSWER, HEADER, conversation, document, judge, plain, prompt, start
 
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
 pytestmark = pytest.mark.vllm
-
-
-class Token(int):
-    """A token id that counts how often one is compared or computed with."""
-
-    num_steps = 0
-
-    def __eq__(self, other: object) -> bool:
-        Token.num_steps += 1
-        return isinstance(other, int) and int(self) == int(other)
-
-    def __mod__(self, other: int) -> int:
-        Token.num_steps += 1
-        return int(self) % other
-
-    __hash__ = int.__hash__
-
-
-@pytest.fixture
-def num_steps() -> Iterator[Callable[[], int]]:
-    """How many steps were made with tokens since the last question."""
-
-    def since() -> int:
-        count, Token.num_steps = Token.num_steps, 0
-        return count
-
-    since()
-    yield since
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, limit: int) -> Callable[[], int]:
@@ -209,49 +182,6 @@ def test_no_more_sources_are_spawned_than_can_run(model_dir: Path) -> None:
     assert engine.statuses(name) == ["new"] * 10
 
 
-def check_anchors(wanted: SpanPrompt) -> str:
-    """Check the anchors of a prompt on an engine that knows HEADER; why they are refused."""
-    from types import SimpleNamespace
-
-    from spanflow.engine.vllm.admission import check_anchors
-    from spanflow.errors import QueryError
-
-    spans: Any = SimpleNamespace(headers={(), HEADER})
-    request: Any = None
-    try:
-        check_anchors(spans, request, wanted)
-    except QueryError as error:
-        return str(error)
-    return ""
-
-
-def test_an_anchor_is_looked_for_in_as_many_steps_as_there_are_tokens(num_steps: Callable[[], int]) -> None:
-    """Almost all of it stands in the prompt, again and again. Of many spans that name it, one is checked."""
-    size = 1000
-    ids = tuple(Token(7) for _ in range(3 * size))
-    for last, is_foreign in ((8, True), (7, False)):
-        anchor = SpanPrompt((*(Token(7) for _ in range(size - 1)), Token(last)))
-        spans = tuple(Span(at, at + 1, anchor) for at in range(2 * size, 3 * size - 1))
-        num_steps()
-        assert ("foreign anchor" in check_anchors(SpanPrompt(ids, spans))) == is_foreign
-        assert 0 < num_steps() <= 3 * size + 2 * size
-
-
-def test_an_anchor_is_found_at_whole_tokens_alone(num_steps: Callable[[], int]) -> None:
-    """Ids that share bytes or bits are different ids, also where they are none of any model's."""
-    top = 1_114_111
-    for ids, anchor in (
-        ((256, 256, 256), (1, 0)),
-        ((1, 256, 5), (0, 1)),
-        ((3, 4, 5), (3 + top, 4)),
-        ((3, 4, 5), (3 - top, 4)),
-        ((0, 1, 2), (top, 1)),
-    ):
-        wanted = SpanPrompt((*ids, 9, 9), (Span(3, 4, SpanPrompt(anchor)),))
-        assert "foreign anchor of 2 tokens" in check_anchors(wanted)
-    assert not check_anchors(SpanPrompt((top + 5, top + 4, 3, 9, 9), (Span(3, 4, SpanPrompt((top + 4, 3))),)))
-
-
 def test_the_spans_of_a_block_are_found_in_few_looks(model_dir: Path) -> None:
     """Whatever number of them the prompt has."""
     from types import SimpleNamespace
@@ -288,7 +218,7 @@ def test_the_spans_of_a_block_are_found_in_few_looks(model_dir: Path) -> None:
     ]
 
 
-def test_a_short_document_is_found_among_thousands(num_steps: Callable[[], int]) -> None:
+def test_a_short_document_is_found_among_thousands() -> None:
     """All that fill no block behind one header have the same prefix."""
     from vllm.v1.core.block_pool import BlockPool
 
@@ -301,12 +231,12 @@ def test_a_short_document_is_found_among_thousands(num_steps: Callable[[], int])
 
     for number, block in enumerate(found.pool.get_new_blocks(1000)):
         found.keep(b"prefix", tokens(number), block)
-    num_steps()
+    steps_since()
     for number in range(1000):
         tail = found.tail(b"prefix", tokens(number)[:4])
         assert tail is not None
         assert tail.tokens[3] == number
     assert found.tail(b"prefix", tokens(1000)) is None
-    assert num_steps() <= 1000 * 20
+    assert steps_since() <= 1000 * 20
     found.pool.get_new_blocks(1001)
     assert (found.tails, found.by_block) == ({}, {})

@@ -67,12 +67,12 @@ async def test_the_cache_takes_what_was_said_and_on_a_gpu_what_vllm_leaves_for_i
     on_cpu: float,
     on_gpu: float | None,
 ) -> None:
-    from spanflow.engine.vllm import backend
+    from spanflow.engine.vllm import arguments
 
     await start(model_dir, **options)
     assert given["kv_cache_memory_bytes"] == on_cpu * 2**30
     given.clear()
-    monkeypatch.setattr(backend, "is_cpu", lambda: False)
+    monkeypatch.setattr(arguments, "is_cpu", lambda: False)
     await start(model_dir, gpu_memory_utilization=0.5, **options)
     assert given.get("kv_cache_memory_bytes") == (None if on_gpu is None else on_gpu * 2**30)
     assert given["gpu_memory_utilization"] == 0.5
@@ -90,7 +90,7 @@ async def test_on_a_cpu_no_adapter_stands_in_the_last_place(
 async def test_the_headers_are_those_of_the_tokenizer_that_vllm_is_given(
     given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, model_dir: Path, tmp_path: Path
 ) -> None:
-    from spanflow.engine.vllm import backend
+    from spanflow.engine.vllm import arguments
 
     asked: list[tuple[str, dict[str, Any]]] = []
 
@@ -98,7 +98,7 @@ async def test_the_headers_are_those_of_the_tokenizer_that_vllm_is_given(
         asked.append((place, options))
         return SimpleNamespace(chat_template=None)
 
-    monkeypatch.setattr(backend, "get_tokenizer", get_tokenizer)
+    monkeypatch.setattr(arguments, "get_tokenizer", get_tokenizer)
     await start(model_dir)
     await start(model_dir, tokenizer="some/other", trust_remote_code=True, tokenizer_mode="slow", revision="r1")
     await start(model_dir, tokenizer_revision="r2", revision="r1", download_dir="there")

@@ -192,26 +192,27 @@ def test_layers_that_the_kernel_does_not_serve() -> None:
 
 
 def test_the_runner_says_what_it_is(kernel_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "spanflow")
-    for dtype, words in (
-        (torch.float32, "by the compiled CPU kernel"),
-        (torch.float64, "by torch: the KV cache holds"),
+    for dtype, name, is_told in (
+        (torch.float32, "the compiled CPU kernel", False),
+        (torch.float64, "torch, many times slower than the compiled kernel: the KV cache holds", True),
     ):
         views = [view("cpu", dtype, rotation())]
         wanted = [twin(views[0])]
         moves = [move(3, HALF + 8, 40, 1234)]
         caplog.clear()
-        best_runner(views, kernel_cache)(moves)
+        runner = best_runner(views, kernel_cache)
+        runner(moves)
         run_moves(wanted, moves)
         assert torch.equal(views[0].keys, wanted[0].keys)
-        assert [words in record.getMessage() for record in caplog.records] == [True]
+        assert runner.name.startswith(name)
+        told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert told == ([f"KV is moved by {runner.name}"] if is_told else [])
 
 
 def test_without_a_compiler_torch_moves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("PATH", "")
-    caplog.set_level(logging.INFO, "spanflow")
     views = [view("cpu", torch.float32, rotation())]
     wanted = [twin(views[0])]
     moves = [move(3, HALF + 8, 40, 1234)]

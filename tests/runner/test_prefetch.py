@@ -40,6 +40,7 @@ def test_prefetch_asks_for_documents_only() -> None:
         assert {request.salt for request in script.prefetched} == {"mine"}
         assert s.prefetch(generate(user(commute(*texts, anchor="head"), "?"))) == 0
         assert asyncio.run(s.aprefetch(generate(user(commute(*texts[:3]), "?")))) == 3
+        assert s.prefetch(generate(user(commute(*texts[:3], "much too long " * 500), "?"))) == 3
     assert script.submitted == []
 
 

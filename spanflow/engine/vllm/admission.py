@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from functools import cache, partial
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from spanflow.engine.anchors import check_anchors
 from spanflow.engine.assembly import Assembly, assemble
 from spanflow.engine.context import effective
 from spanflow.engine.payload import Ask, decode
@@ -33,7 +31,7 @@ def admit(spans: Resolver, request: Request, payload: Any) -> None:
     try:
         ask = decode(payload, tokens)
         prompt = SpanPrompt(tokens, ask.spans)
-        check_anchors(spans, request, prompt)
+        check_anchors(prompt, spans.headers, lambda digest: (*tenant(request), digest) in spans.residency.inner_prompts)
     except QueryError as error:
         spans.known[request.request_id] = SpanRequest(request, Ask(), SpanPrompt(tokens), answers={"error": str(error)})
         spans.refuse(request)
@@ -186,44 +184,3 @@ def why_too_big(spans: Resolver, assembly: Assembly, num_tokens: int) -> str:
     if blocks > spans.num_blocks:
         return f"sources and prompt need {blocks} blocks of the KV pool's {spans.num_blocks}"
     return ""
-
-
-def check_anchors(spans: Resolver, request: Request, prompt: SpanPrompt) -> None:
-    """Each anchor must be a part of this prompt, a header of the model's template, or a leased inner prompt.
-
-    Anything else would let a payload put text before the model that the prompt does not show.
-    Raises QueryError.
-    """
-    text, believed = cache(partial(_spell, prompt.token_ids)), set()
-    for number, span in enumerate(prompt.spans):
-        anchor, taken = span.anchor, None
-        if span.num_taken is not None:
-            taken = prompt.token_ids[span.start : span.start + span.num_taken]
-        if (anchor, taken) in believed:
-            continue  # More of the prompt stands before this span than before the one that named it first.
-        believed.add((anchor, taken))
-        if taken is not None:
-            if (*tenant(request), anchor.followed_by(taken).digest) not in spans.residency.inner_prompts:
-                raise QueryError(
-                    f"span {number} takes over the output of an inner prompt that this tenant never ran under a lease"
-                )
-        elif (anchor.spans or anchor.token_ids not in spans.headers) and not _is_part(prompt, span, text):
-            raise QueryError(
-                f"span {number} names a foreign anchor of {len(anchor)} tokens: it is neither a part of the prompt "
-                "before the span, nor a header of the chat template, nor a leased prompt"
-            )
-
-
-def _is_part(prompt: SpanPrompt, span: Span, text: Callable[[], str]) -> bool:
-    """Whether the anchor of a span is the prompt's beginning with its spans, or has none and stands before the span."""
-    anchor, size = span.anchor, len(span.anchor)
-    if anchor.spans:
-        before = prompt.spans[: bisect_right(prompt.spans, size, key=lambda span: span.end)]
-        return size <= span.start and anchor == SpanPrompt(prompt.token_ids[:size], before)
-    at = text().find(_spell(anchor.token_ids), 0, span.start)
-    return at >= 0 and prompt.token_ids[at : at + size] == anchor.token_ids
-
-
-def _spell(tokens: tuple[int, ...]) -> str:
-    """A character for each token, since strings are searched in linear time."""
-    return "".join(chr(token % sys.maxunicode) for token in tokens)

@@ -26,7 +26,8 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
         problems.append(f"{free} blocks have no reference, the free queue holds {pool.get_num_free_blocks()}")
     live = scheduler.requests.keys()
     problems += [f"block table of {name!r}, which is no request" for name in {name for name, _ in tables} - live]
-    problems += [f"held request {name!r} is gone" for name in spans.held.keys() - live]
+    problems += [f"held request {name!r} is gone" for name in (spans.held.keys() | spans.connector.held) - live]
+    problems += [f"source that {name!r} makes outlived it" for name in {*spans.by_source.values()} - live]
     problems += [f"state of {name!r} outlived it" for name in spans.known.keys() - live - spans.ended]
     problems += [f"internal request {name!r} outlived it" for name in spans.internal.keys() - live - spans.ended]
     problems += [f"family of {name!r} outlived it" for name in spans.family.waiting.keys() - live]
@@ -43,5 +44,6 @@ def audit(scheduler: SpanScheduler) -> dict[str, Any]:
         "blocks_used": pool.num_gpu_blocks - 1 - free,
         "blocks": pool.num_gpu_blocks - 1,
         "unsupported": spans.unsupported,
+        "moves_by": spans.connector.moves_by,
         "problems": problems,
     } | spans.counters

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
-import torch
 from safetensors import SafetensorError
 
 from spanflow.engine.aside import end_aside, make_aside
 from spanflow.engine.environment import cores_left_free, quiet_start
 from spanflow.engine.protocol import EngineRequest
-from spanflow.engine.tokenizer import tokenizer_source
+from spanflow.engine.vllm.arguments import REFUSALS, too_little_kv
 from spanflow.engine.vllm.contract import (
     AsyncEngineArgs,
     AsyncLLM,
     EngineDeadError,
     Executor,
     InprocClient,
-    KVTransferConfig,
     LLMEngine,
     LoRARequest,
     RequestOutput,
@@ -34,10 +29,7 @@ from spanflow.engine.vllm.contract import (
     SamplingParams,
     StructuredOutputsParams,
     TokensPrompt,
-    VLLMClientError,
     check_client,
-    current_platform,
-    get_tokenizer,
 )
 from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError, SpanflowError
 
@@ -45,71 +37,6 @@ E = TypeVar("E", AsyncLLM, LLMEngine)
 B = TypeVar("B")
 
 _in_process_start = threading.Lock()
-
-
-def is_cpu() -> bool:
-    """Whether vLLM runs on the CPU here."""
-    return bool(current_platform.is_cpu())
-
-
-def versions() -> dict[str, str]:
-    """What a measurement should name besides vLLM."""
-    return {"torch": torch.__version__, "python": platform.python_version()}
-
-
-def span_arguments(headers: list[list[int]], audit_steps: bool, own_process: bool = False) -> dict[str, Any]:
-    """The engine arguments that put the span scheduler and its connector into vLLM; with `own_process` its process ends
-    with the one that started it."""
-    return {
-        "scheduler_cls": "spanflow.engine.vllm.scheduler.SpanScheduler",
-        "kv_transfer_config": KVTransferConfig(
-            kv_connector="SpanConnector",
-            kv_connector_module_path="spanflow.engine.vllm.connector",
-            # A producer: as a consumer vLLM would defer the frees of all requests.
-            kv_role="kv_producer",
-            kv_connector_extra_config={"headers": headers, "audit_steps": audit_steps, "own_process": own_process},
-        ),
-    }
-
-
-#: How vLLM says that it does not want what it was given.
-_REFUSALS = (ValueError, VLLMClientError)
-
-#: Engine arguments that carry spans, or that `VllmEngine.start` has other names for.
-_OURS = {
-    "scheduler_cls": "spans need a scheduler of their own",
-    "kv_transfer_config": "spans need a connector of their own, and vLLM takes one",
-    "enable_prefix_caching": "spans live in the prefix cache",
-    "kv_cache_memory_bytes": "say kv_cache_gib",
-    "model": "it is the session's first argument",
-    "enable_lora": "say adapters",
-}
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what is no engine argument of vLLM, and what spans need for themselves. Raises QueryError."""
-    for name in options:
-        if name in _OURS:
-            raise QueryError(f"engine 'vllm': option {name!r} can't be given: {_OURS[name]}")
-    known = {field.name for field in fields(AsyncEngineArgs)}
-    unknown = sorted(options.keys() - known)
-    if unknown:
-        close = get_close_matches(unknown[0], known, 3)
-        raise QueryError(
-            f"engine 'vllm' has no option {', '.join(map(repr, unknown))}; its options: block_size, kv_cache_gib, "
-            "cpu_kv_cache_gib, max_model_len, adapters, and vLLM's engine arguments"
-            + (f" (is {' or '.join(map(repr, close))} meant?)" if close else "")
-        )
-
-
-def load_vllm_tokenizer(arguments: Mapping[str, Any]) -> Any:
-    """The tokenizer that vLLM loads by itself for these engine arguments. Raises ModelError."""
-    model = str(arguments["model"])
-    source = tokenizer_source(model, arguments)
-    try:
-        return get_tokenizer(source.place, revision=source.revision, **source.options)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"the tokenizer of {model} can't be loaded from {source.place}: {error}") from error
 
 
 async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend | StepBackend:
@@ -124,12 +51,18 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
         return await _attached(AsyncBackend, client, _end_its_process, has_spans)
     except SpanflowError:
         raise
-    except (OSError, SafetensorError, *_REFUSALS) as error:
-        raise ModelError(f"vLLM can't load {arguments['model']}: {error}") from error
-    except RuntimeError as error:
-        raise EngineUnavailable(
-            f"vLLM did not start on {arguments['model']}: {error}. Set VLLM_LOGGING_LEVEL=INFO to see its log."
-        ) from error
+    except (OSError, RuntimeError, SafetensorError, *REFUSALS) as error:
+        raise _explained(error, arguments) from error
+
+
+def _explained(error: Exception, arguments: Mapping[str, Any]) -> SpanflowError:
+    """What kept an engine from starting, as a caller can use it."""
+    model = arguments["model"]
+    if why := too_little_kv(arguments):
+        return EngineUnavailable(why)
+    if isinstance(error, RuntimeError):
+        return EngineUnavailable(f"vLLM did not start on {model}: {error}. Set VLLM_LOGGING_LEVEL=INFO to see its log.")
+    return ModelError(f"vLLM can't load {model}: {error}")
 
 
 async def _attached(kind: Callable[[E, bool], B], engine: E, end: Callable[[E], None], has_spans: bool) -> B:
@@ -217,8 +150,13 @@ class _Backend:
         self.engine = engine
         self.has_spans = has_spans
         self.tokenizer: Any = engine.get_tokenizer()
-        self.max_model_len: int = engine.model_config.max_model_len
-        self.dtype = str(engine.model_config.dtype).removeprefix("torch.")
+        model = engine.model_config
+        self.max_model_len: int = model.max_model_len
+        self.own_window: int = model.get_and_verify_max_len(-1)
+        self.vocabulary: int = model.get_vocab_size()
+        self.dtype = str(model.dtype).removeprefix("torch.")
+        cache_dtype = engine.vllm_config.cache_config.cache_dtype
+        self.kv_itemsize = 4 if (self.dtype if cache_dtype == "auto" else cache_dtype) == "float32" else 2
 
 
 class AsyncBackend(_Backend):
@@ -226,10 +164,17 @@ class AsyncBackend(_Backend):
 
     engine: AsyncLLM
 
+    def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
+        super().__init__(engine, has_spans)
+        self.running: set[str] = set()
+        self.closing = False
+
     async def generate(
         self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
     ) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request; leaving early aborts it."""
+        died = EngineDied(f"vLLM's engine stopped while {request.request_id} was in flight; open a new session")
+        self.running.add(request.request_id)
         try:
             prompt, params = _prompt(request), sampling_params(request, extra)
             pieces = self.engine.generate(
@@ -237,21 +182,24 @@ class AsyncBackend(_Backend):
             )
             async with aclosing(pieces):
                 async for piece in pieces:
+                    if self.closing:
+                        raise died
                     yield piece
         except EngineDeadError as error:
-            raise EngineDied(
-                f"vLLM's engine stopped while {request.request_id} was in flight; open a new session"
-            ) from error
-        except _REFUSALS as error:
+            raise died from error
+        except REFUSALS as error:
             raise QueryError(f"vLLM refused {request.request_id}: {error}") from error
+        finally:
+            self.running.discard(request.request_id)
 
     async def reset(self) -> bool:
         """Forget cached KV; running requests start again."""
         return bool(await self.engine.reset_prefix_cache(reset_running_requests=True))
 
     async def close(self) -> None:
-        """Stop the process."""
-        engine = self.engine
+        """Stop the process; what runs ends with EngineDied."""
+        engine, self.closing = self.engine, True
+        await engine.abort([*self.running])  # wakes who waits for them
         del self.engine
         # It would take the end of the process for a crash, and log it as one.
         if engine.output_handler is not None:
@@ -285,8 +233,8 @@ class StepBackend(_Backend):
 
         def add() -> None:
             with self.wake:
-                if self.failure is not None or self.stopping:
-                    raise EngineDied(f"the engine has stopped ({self.failure or 'closed'}); open a new session")
+                if self.failure is not None:
+                    raise EngineDied(f"the engine has stopped ({self.failure}); open a new session")
                 if abandoned:  # by a caller who was cancelled while this thread waited for a step to end
                     return
                 prompt, params = _prompt(request), sampling_params(request, extra)
@@ -300,10 +248,10 @@ class StepBackend(_Backend):
                 piece = await queue.get()
                 if isinstance(piece, BaseException):
                     finished = True
-                    raise EngineDied(f"the engine failed while {name} was in flight: {piece}") from piece
+                    raise EngineDied(f"the engine stopped while {name} was in flight: {piece}") from piece
                 finished = piece.finished
                 yield piece
-        except _REFUSALS as error:
+        except REFUSALS as error:
             finished = True
             raise QueryError(f"vLLM refused {name}: {error}") from error
         finally:
@@ -315,7 +263,7 @@ class StepBackend(_Backend):
 
     def _abort(self, name: str) -> None:
         with self.wake:
-            if self.queues.pop(name, None) is not None:
+            if self.queues.pop(name, None) is not None and self.failure is None:
                 self.engine.abort_request([name])
                 self.wake.notify()
 
@@ -345,7 +293,7 @@ class StepBackend(_Backend):
         return await asyncio.to_thread(locked)
 
     async def close(self) -> None:
-        """Stop the thread and the engine."""
+        """Stop the thread and the engine; what runs ends with EngineDied."""
         with self.wake:
             self.stopping = True
             self.wake.notify()
@@ -359,9 +307,9 @@ class StepBackend(_Backend):
                     while not self.stopping and (self.paused or not self._has_work()):
                         self.wake.wait()
                     if self.stopping:
-                        return
+                        raise EngineDied("it was closed")
                     self._step()
-        except BaseException as error:  # noqa: BLE001 - the engine is broken: everybody who waits for it must know
+        except BaseException as error:  # noqa: BLE001 - everybody who waits for the engine must know
             with self.lock:
                 self.failure = error
                 for queue in list(self.queues.values()):

@@ -12,9 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from spanflow.engine.environment import prepare_environment, quiet_start
-from spanflow.engine.payload import KEY, Ask, encode, unpack
+from spanflow.engine.payload import KEY, Ask, Report, encode, unpack
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Prediction, Usage
 from spanflow.engine.recent import Recent
+from spanflow.engine.vllm.versions import is_known, said, version
 from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
 from spanflow.ir.nodes import Sampling
@@ -72,22 +73,24 @@ class VllmEngine:
         say("loading vLLM")
         try:
             await asyncio.to_thread(_import)
+            from spanflow.engine.vllm import arguments as given
             from spanflow.engine.vllm import backend, contract
         except ImportError as error:
-            raise EngineUnavailable(f"vLLM can't be imported ({error}); {install_advice()}") from error
+            other = "" if is_known() or version() == "unknown" else f". {said()}"
+            raise EngineUnavailable(f"vLLM can't be imported ({error}){other}; {install_advice()}") from error
         if spans:
             contract.check()
-        backend.check_options(options)
+        given.check_options(options)
         arguments: dict[str, Any] = {
             "model": str(model),
             "block_size": block_size,
-            "max_model_len": max_model_len,
+            "max_model_len": -1 if max_model_len is None else max_model_len,  # -1: as much as the KV cache holds
             "enable_prefix_caching": True,
             "enforce_eager": True,
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
-        if backend.is_cpu():
+        if given.is_cpu():
             arguments |= {"dtype": "float32", "distributed_executor_backend": "uni"}
             kv_cache_gib = cpu_kv_cache_gib if kv_cache_gib is None else kv_cache_gib
         if kv_cache_gib is not None:
@@ -95,21 +98,27 @@ class VllmEngine:
         if adapters:
             arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": 64}
         arguments |= options
-        if adapters and backend.is_cpu():
+        if adapters and given.is_cpu():
             # There the tokens of no adapter are computed with what stands in the last place: none may ever stand there.
             arguments["max_loras"] = max(arguments["max_loras"], len(adapters) + 1)
         if spans:
-            tokenizer = await asyncio.to_thread(backend.load_vllm_tokenizer, arguments)
-            arguments |= backend.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
-        say(f"starting vLLM {contract.version()} on {model}")
+            tokenizer = await asyncio.to_thread(given.load_vllm_tokenizer, arguments)
+            arguments |= given.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
+        say(f"starting vLLM {version()} on {model}")
         started = await backend.start(arguments, in_process=in_process)
+        if started.max_model_len < started.own_window and max_model_len is None:
+            _log.warning(
+                "the window is %d tokens, which is what the KV cache holds, and not the %d that %s has: "
+                "kv_cache_gib makes room for more",
+                *(started.max_model_len, started.own_window, model),
+            )
         info = EngineInfo(
             "vllm",
             str(model),
             started.max_model_len,
             block_size,
             "" if spans else "the engine was started without spans",
-            {"vllm": contract.version()} | backend.versions(),
+            {"vllm": version()} | given.versions(),
             started.dtype,
         )
         engine = cls(started, info, adapters or {})
@@ -132,7 +141,7 @@ class VllmEngine:
         self._check(request)
         ask = Ask(request.prompt.spans, request.lease)
         wants_payload = not self._is_stock and (ask.spans or ask.lease)
-        if request.lease is not None:
+        if request.lease is not None and not self._is_stock:
             self._leased.keep(request.request_id, (request.prompt, request.salt, request.adapter))
         num_completion = 0
         report = None
@@ -162,26 +171,18 @@ class VllmEngine:
         self._check(request)
         if self._is_stock:
             return None
-        report = None
         bare = replace(request, sampling=Sampling(request.sampling.max_tokens), logprobs=None)  # no grammar to compile
-        async for piece in self._run(bare, Ask(request.prompt.spans, look=True)):
-            report = unpack(piece.kv_transfer_params) or report
-        if report is None:
-            raise EngineDied("the engine's core does not say what a request would find")
-        spans, internal, answers = report
-        if "error" in answers:
-            raise QueryError(answers["error"])
+        spans, internal, answers = await self._answered(bare, Ask(request.prompt.spans, look=True))
         computed = int(answers["look"])
         return Prediction(spans, computed, len(request.prompt) - computed, internal)
 
-    async def prefetch(self, request: EngineRequest) -> None:
+    async def prefetch(self, request: EngineRequest) -> bool:
         """Compute and keep the KV of a prompt, the block that it does not fill too."""
-        num_tokens = len(request.prompt)
-        if self.info.spans_unsupported or num_tokens >= self.info.max_model_len:
-            return
+        if self.info.spans_unsupported or len(request.prompt) >= self.info.max_model_len:
+            return False
         request = replace(request, sampling=replace(request.sampling, max_tokens=1))
-        async for _ in self._run(request, Ask(request.prompt.spans, keep=True)):
-            pass
+        spans, *_ = await self._answered(request, Ask(request.prompt.spans, keep=True))
+        return all(span.status != "unsupported" for span in spans)
 
     async def release(self, request_ids: tuple[str, ...]) -> None:
         """Give up the leases of these finished requests."""
@@ -219,6 +220,8 @@ class VllmEngine:
         return bool(self.info.spans_unsupported) and not self._backend.has_spans
 
     async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncIterator[RequestOutput]:
+        if self._closed:
+            raise EngineDied("the engine is closed; open a new session")
         lora = None
         if request.adapter is not None:
             if request.adapter not in self._adapters:
@@ -236,18 +239,27 @@ class VllmEngine:
         """A request whose answer is its report."""
         name = f"spanflow-ask-{next(self._names)}"
         request = EngineRequest(name, prompt or SpanPrompt((1,)), Sampling(max_tokens), **tenant)  # type: ignore[arg-type]
-        answers: dict[str, Any] = {}
+        return (await self._answered(request, ask))[2]
+
+    async def _answered(self, request: EngineRequest, ask: Ask) -> Report:
+        """The report of a request, at its end."""
+        report = None
         async for piece in self._run(request, ask):
-            if report := unpack(piece.kv_transfer_params):
-                answers |= report[2]
-        return answers
+            report = unpack(piece.kv_transfer_params) or report
+        if report is None:
+            raise EngineDied(f"the engine's core does not answer {request.request_id}")
+        if "error" in report[2]:
+            raise QueryError(report[2]["error"])
+        return report
 
     async def _probe(self, require_spans: bool) -> None:
         """Ask the core whether spans are served, once a key rotated on its own cache has been compared."""
-        half = tuple(100 + 7 * at % 89 for at in range(24))
-        answers = await self._ask(Ask(probe=True), SpanPrompt(half + half), max_tokens=4)
-        reason = str(answers.get("unsupported", "the core does not answer the probe"))
-        if not reason:
+        from spanflow.engine.vllm.probe import probe_tokens
+
+        started, num_steps = self._backend, 4
+        tokens = probe_tokens(started.kv_itemsize, started.max_model_len - num_steps, started.vocabulary)
+        answers = await self._ask(Ask(probe=True), SpanPrompt(tokens), num_steps)
+        if not (reason := str(answers["unsupported"])):
             return
         if require_spans:
             raise SpansUnsupported(

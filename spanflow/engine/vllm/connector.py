@@ -53,17 +53,18 @@ class StepResult(KVConnectorWorkerMetadata):
     """What the worker has to say of a step.
 
     `move_microseconds` is the time that its moves took by the worker's clock (on a GPU that of launching them).
-    `unsupported` says why spans can't be served, where the worker knows or a probe found out.
+    `unsupported` says why spans can't be served, where the worker knows or a probe found out; `moves_by` what moves.
     """
 
     move_microseconds: int = 0
     unsupported: str = ""
+    moves_by: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Of several workers, which run at the same time, the slowest counts, and who can't do it."""
         assert isinstance(other, StepResult)
         slowest = max(self.move_microseconds, other.move_microseconds)
-        return StepResult(slowest, self.unsupported or other.unsupported)
+        return StepResult(slowest, self.unsupported or other.unsupported, self.moves_by)
 
 
 class SpanConnector(KVConnectorBase_V1, SupportsHMA):
@@ -75,7 +76,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         self.held: set[str] = set()
         self.closed = False
         self.internal: Container[str] = ()
-        self.unsupported = ""
+        self.unsupported = self.moves_by = ""
         self.counters: Counter[str] = Counter()
         self.finished: Any = None
         self.reporter: Reporter | None = None
@@ -135,6 +136,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         if isinstance(result, StepResult):
             self.counters["move_microseconds"] += result.move_microseconds
             self.unsupported = result.unsupported or self.unsupported
+            self.moves_by = result.moves_by
 
     # The worker's side.
 
@@ -165,7 +167,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         if step.probes:
             self.unsupported = self.unsupported or judge(self._views[0], step.probes)
         if step.moves or step.probes:
-            self._result = StepResult(took, self.unsupported)
+            self._result = StepResult(took, self.unsupported, self._runner.name if self._runner else "")
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Hand the step's result back."""

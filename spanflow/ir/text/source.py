@@ -31,9 +31,6 @@ class QuerySyntaxError(QueryError):
         self.excerpt = excerpt
         super().__init__(f"{filename}:{line}:{column}: {problem}\n{excerpt}")
 
-    def __reduce__(self) -> tuple[type, tuple[str, str, int, int, int, str]]:
-        return type(self), (self.problem, self.filename, self.line, self.column, self.offset, self.excerpt)
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

@@ -1,0 +1,122 @@
+"""How long a prompt may be, by the room for its KV; and what becomes of requests whose engine is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spanflow.engine.protocol import EngineInfo, EngineRequest, Lease
+from spanflow.engine.vllm.client import VllmEngine
+from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError
+from spanflow.ir.nodes import Sampling
+from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
+
+pytestmark = pytest.mark.vllm
+
+#: Room for 3,495 of the 8,192 tokens of the short model's window: 4 layers, 3 heads, 2 * 64 numbers of 4 bytes each.
+SMALL = {"kv_cache_gib": 0.02}
+
+
+@pytest.fixture(autouse=True)
+def _alone(start_rig: Any) -> Iterator[None]:
+    start_rig.stop()
+    yield
+
+
+def asked(num_tokens: int, max_tokens: int = 2, **options: Any) -> EngineRequest:
+    ids = tuple(100 + 7 * at % 997 for at in range(num_tokens))
+    prompt = SpanPrompt(ids, (Span(4, num_tokens // 2, NO_ANCHOR),))
+    return EngineRequest(f"of-{num_tokens}", prompt, Sampling(max_tokens), **options)
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+async def test_a_window_that_nobody_asked_for_is_what_the_cache_holds(
+    short_model_dir: Path, in_process: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a model of a long window would not start at all. The longest prompt runs, and what runs when the engine is
+    closed ends with an error."""
+    with caplog.at_level(logging.WARNING, "spanflow"):
+        engine = await VllmEngine.start(str(short_model_dir), in_process=in_process, audit_steps=True, **SMALL)
+    try:
+        window = engine.info.max_model_len
+        assert 3300 < window <= 3495
+        assert f"the window is {window} tokens, which is what the KV cache holds, and not the 8192" in caplog.text
+        assert [piece.finish_reason async for piece in engine.stream(asked(window - 2))][-1] == "length"
+        with pytest.raises(PromptTooLong, match=f"the model's window is {window}"):
+            await anext(aiter(engine.stream(asked(window))))
+        # A source of sources as long as the window does not fit beside them: it would be computed as no reader wants.
+        plain = [replace(asked(size), prompt=SpanPrompt((7,) * size)) for size in (window - 1, window)]
+        kept = [await engine.prefetch(one) for one in (asked(100), asked(window - 1), *plain)]
+        assert kept == [True, False, True, False]
+        assert (await engine.audit())["problems"] == []
+        running = engine.stream(asked(20, window - 30))
+        await anext(aiter(running))
+        waiting = asyncio.ensure_future(rest(running))
+        await asyncio.sleep(0.05)
+    finally:
+        await engine.close()
+    with pytest.raises(EngineDied):
+        await asyncio.wait_for(waiting, 10)
+    for again in (engine.stream(asked(20)), engine.stream(replace(asked(20), request_id="later"))):
+        with pytest.raises(EngineDied, match="the engine is closed; open a new session"):
+            await anext(aiter(again))
+    await engine.close()
+
+
+async def rest(pieces: Any) -> None:
+    async for _ in pieces:
+        pass
+
+
+async def test_a_window_that_does_not_fit_is_refused_with_its_numbers(
+    short_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By whichever error vLLM ends: that of an engine in its own process names no cause."""
+    said = (
+        rf"the window of 8000 tokens of {short_model_dir} needs 0\.05 GiB of KV cache, and has 0\.02: about 3495 "
+        "tokens fit. Raise kv_cache_gib, or lower max_model_len"
+    )
+    with pytest.raises(EngineUnavailable, match=said):
+        await VllmEngine.start(str(short_model_dir), in_process=True, max_model_len=8000, **SMALL)
+    from spanflow.engine.vllm import backend
+
+    def die(given: Any) -> Any:
+        raise RuntimeError("Engine core initialization failed. See root cause above.")
+
+    monkeypatch.setattr(backend, "_in_its_process", die)
+    with pytest.raises(EngineUnavailable, match=said):
+        await VllmEngine.start(str(short_model_dir), max_model_len=8000, **SMALL)
+    with pytest.raises(EngineUnavailable, match=r"did not start on .*Engine core init.*VLLM_LOGGING_LEVEL=INFO"):
+        await VllmEngine.start(str(short_model_dir), max_model_len=3000, **SMALL)
+
+
+@pytest.mark.parametrize("name", ["data_parallel_size", "data_parallel_backend", "data_parallel_rank"])
+async def test_cores_that_share_nothing_are_refused(short_model_dir: Path, name: str) -> None:
+    with pytest.raises(QueryError, match=f"option '{name}' can't be given: a session has one engine core"):
+        await VllmEngine.start(str(short_model_dir), **{name: 2})
+
+
+async def test_stock_vllm_is_asked_for_nothing_that_spans_need() -> None:
+    """Neither a lease nor its release: there is nobody who would read them."""
+    seen: list[Any] = []
+
+    class Backend:
+        has_spans = False
+
+        async def generate(self, request: EngineRequest, extra: Any, lora: Any) -> Any:
+            seen.append((request.request_id, extra))
+            done = SimpleNamespace(text="", token_ids=[1], finish_reason="length", logprobs=None)
+            yield SimpleNamespace(outputs=[done], kv_transfer_params=None, num_cached_tokens=0)
+
+    backend: Any = Backend()
+    engine = VllmEngine(backend, EngineInfo("vllm", "m", 512, 16, "started without spans"), {})
+    assert [piece.finish_reason async for piece in engine.stream(asked(20, lease=Lease()))] == ["length"]
+    await engine.release(("of-20",))
+    assert seen == [("of-20", None)]
