@@ -323,4 +323,5 @@ async def _audit(host: Host) -> list[Check]:
     problems = list(found.get("problems", ()))
     counts = ", ".join(f"{name} {value}" for name, value in found.items() if isinstance(value, int) and value)
     books = Check("bookkeeping", not problems, "; ".join(map(str, problems)) or f"no pin is left; {counts or 'idle'}")
-    return [*([Check("moves", True, f"by {by}")] if (by := found.get("moves_by")) else []), books]
+    moves = [Check("moves", True, f"by {found['moves_by']}")] if found.get("moves_by") else []
+    return [*moves, books]

@@ -30,7 +30,7 @@ class PromptTooLong(QueryError):
     """A prompt with its answer does not fit the model's window.
 
     Attributes: `num_tokens` (prompt), `max_tokens` (asked for), `max_model_len`, and `where`: the path of its generate,
-    or the name of its request.
+    or which request it is.
     """
 
     def __init__(self, num_tokens: int, max_tokens: int, max_model_len: int, where: str = "$") -> None:
@@ -40,8 +40,8 @@ class PromptTooLong(QueryError):
         self.where = where
         super().__init__(
             f"{where}: the prompt has {num_tokens} tokens and asks for {max_tokens} more; "
-            f"the model's window is {max_model_len}. Shorten the prompt, lower max_tokens, "
-            "or open the session with a larger max_model_len."
+            f"the window is {max_model_len}. Shorten the prompt, lower max_tokens, or open the session with a larger "
+            "window, as far as the model has one (max_model_len, and kv_cache_gib to hold it)."
         )
 
 

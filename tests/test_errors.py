@@ -47,6 +47,9 @@ def test_a_copy_of_an_error_says_the_same(
     assert type(found) is kind
     assert (str(found), found.args, vars(found)) == (str(error), error.args, vars(error))
     assert found is not error
+    if (made := MADE.get(kind)) is not None:
+        assert (str(found), found.args) == (str(made), made.args)
+        assert vars(found).items() >= vars(made).items()
 
 
 def test_an_error_without_results_has_the_empty_ones_still() -> None:

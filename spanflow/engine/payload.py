@@ -19,9 +19,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from spanflow.engine.protocol import Lease, SpanReport, SpanStatus
+from spanflow.engine.protocol import Lease, SpanReport
 from spanflow.errors import QueryError
 from spanflow.lowering.prompt import NO_ANCHOR, Span, SpanPrompt
 
@@ -35,7 +35,6 @@ _LIMIT = 1 << 62
 _MAX_LEASE_SECONDS = 24 * 3600
 #: What comes back of a request: spans, internal tokens, and answers to what it asked.
 Report = tuple[tuple[SpanReport, ...], int, dict[str, Any]]
-_STATUSES: tuple[SpanStatus, ...] = get_args(SpanStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +173,7 @@ def decode(payload: Any, token_ids: Sequence[int]) -> Ask:
 
 def pack(reports: Sequence[SpanReport], internal_tokens: int, answers: Mapping[str, object]) -> dict[str, Any]:
     """A report as it travels back, in vLLM's `kv_transfer_params`."""
-    spans = [[r.start, r.end, _STATUSES.index(r.status), r.moved, r.repaired, r.computed, r.why] for r in reports]
+    spans = [[r.start, r.end, r.status, r.moved, r.repaired, r.computed, r.why] for r in reports]
     return {KEY: {"spans": spans, "internal": internal_tokens, **answers}}
 
 
@@ -183,8 +182,5 @@ def unpack(params: Mapping[str, Any] | None) -> Report | None:
     if not params or KEY not in params:
         return None
     body = dict(params[KEY])
-    spans = tuple(
-        SpanReport(start, end, _STATUSES[status], moved, repaired, computed, why)
-        for start, end, status, moved, repaired, computed, why in body.pop("spans")
-    )
+    spans = tuple(SpanReport(*fields) for fields in body.pop("spans"))
     return spans, body.pop("internal"), body

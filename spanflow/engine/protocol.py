@@ -137,8 +137,8 @@ class Engine(Protocol):
     async def prefetch(self, request: EngineRequest) -> bool:
         """Compute the KV of a prompt, whole, since spans will be taken from it: anchor and span, one after the other.
 
-        What it samples is thrown away. False where it is not kept: the prompt is as long as the window, or the engine
-        keeps no KV between requests. Raises as `stream` does.
+        What it samples is thrown away. False where no reader will find it: the prompt is as long as the window, or what
+        it is made of does not fit beside it, or the engine keeps no KV between requests. Raises QueryError, EngineDied.
         """
 
     async def release(self, request_ids: tuple[str, ...]) -> None:

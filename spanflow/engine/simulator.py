@@ -17,7 +17,15 @@ from spanflow.engine.context import checked_max_tokens
 from spanflow.engine.detokenize import TextStream
 from spanflow.engine.made_up import MadeUp, Script
 from spanflow.engine.models import DEFAULT_MODEL, resolve_model
-from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, FinishReason, Prediction, Usage
+from spanflow.engine.protocol import (
+    EngineInfo,
+    EngineOutput,
+    EngineRequest,
+    FinishReason,
+    Prediction,
+    SpanReport,
+    Usage,
+)
 from spanflow.engine.residency import Admission, Residency
 from spanflow.errors import EngineDied, EngineUnavailable, QueryError
 from spanflow.installing import install_advice
@@ -121,9 +129,10 @@ class SimulatorEngine:
         if len(request.prompt) >= self.info.max_model_len:
             return False
         request = replace(request, sampling=replace(request.sampling, max_tokens=1))
-        async for _ in self._stream(request, is_source=True):
-            pass
-        return True
+        spans: tuple[SpanReport, ...] = ()
+        async for piece in self._stream(request, is_source=True):
+            spans = piece.spans
+        return all(span.status != "unsupported" for span in spans)
 
     async def _stream(self, request: EngineRequest, *, is_source: bool) -> AsyncIterator[EngineOutput]:
         room = self._check(request)

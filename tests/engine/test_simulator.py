@@ -202,7 +202,7 @@ async def test_requests_that_cannot_be_served_are_refused(engine: SimulatorEngin
         await run(engine, replace(ask(), logprobs=1))
     with pytest.raises(QueryError, match="the simulator follows no schema; script its answers"):
         await run(engine, ask(schema="{}"))
-    with pytest.raises(PromptTooLong, match="the model's window is 1024"):
+    with pytest.raises(PromptTooLong, match="the window is 1024"):
         await run(engine, ask(max_tokens=1000))
     with pytest.raises(QueryError, match="block_size 0, num_blocks 64, max_model_len 8192: each is at least 1"):
         await start(block_size=0)

@@ -68,7 +68,6 @@ def test_the_hit_rate_does_not_decay(model_dir: Path) -> None:
         orders[tuple(draw.sample(range(40), 4))] = None
     hits = [one(engine, corpus_prompt([documents[n] for n in order])).count("hit") for order in orders]
     second, last = sum(hits[100:200]) / 400, sum(hits[-100:]) / 400
-    print(second, last)
     assert last > second - 0.05 > 0.1
 
 
@@ -131,6 +130,19 @@ def test_a_failed_comparison_at_start_up_reaches_the_client(model_dir: Path) -> 
     engine.finish()
     assert engine.answers(name)["unsupported"] == "a key differs by 5.0e-01"
     assert one(engine, corpus_prompt([tuple(range(100, 140))])) == ["unsupported"]
+
+
+def test_a_comparison_that_was_not_made_is_none_that_went_well(model_dir: Path) -> None:
+    """The probe's answer ended before the worker had said anything."""
+    engine = start(model_dir, 60)
+    asked = SpanPrompt((*range(24), *range(24)))
+    name = engine.send(asked, 1, probe=True)
+    engine.finish()
+    assert engine.answers(name)["unsupported"] == "its keys were not compared"
+    engine.scheduler.connector.is_judged = True
+    name = engine.send(asked, 4, probe=True)
+    engine.finish()
+    assert engine.answers(name)["unsupported"] == ""
 
 
 def test_what_was_taken_over_is_not_read_from_blocks_that_were_reused() -> None:

@@ -147,7 +147,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
         engine.environment = dict(os.environ)  # type: ignore[attr-defined]
         return engine
 
-    monkeypatch.setattr(backend, "AsyncEngineArgs", SimpleNamespace)
+    monkeypatch.setattr("spanflow.engine.vllm.arguments.AsyncEngineArgs", SimpleNamespace)
     monkeypatch.setattr(backend, "AsyncLLM", SimpleNamespace(from_engine_args=make))
     monkeypatch.setattr(backend, "_stepped_engine", make)
     return engine
@@ -189,7 +189,7 @@ async def test_damaged_weights_of_a_hub_are_the_models_fault(monkeypatch: pytest
     def read(arguments: Any) -> Any:
         raise SafetensorError("header too large")
 
-    monkeypatch.setattr(backend, "AsyncEngineArgs", SimpleNamespace)
+    monkeypatch.setattr("spanflow.engine.vllm.arguments.AsyncEngineArgs", SimpleNamespace)
     monkeypatch.setattr(backend, "_stepped_engine", read)
     with pytest.raises(ModelError, match=r"^vLLM can't load org/model: header too large$"):
         await backend.start({"model": "org/model"}, in_process=True)
@@ -271,7 +271,7 @@ def test_starts_in_this_process_wait_for_each_other(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ValueError, match="no model"):
             backend._in_process({"model": "m"})
 
-    monkeypatch.setattr(backend, "AsyncEngineArgs", Arguments)
+    monkeypatch.setattr("spanflow.engine.vllm.arguments.AsyncEngineArgs", Arguments)
     monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING", raising=False)
     before = dict(os.environ), list(warnings.filters)
     threads = [threading.Thread(target=start) for _ in range(3)]

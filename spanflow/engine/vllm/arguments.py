@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
-import torch
-
+from spanflow.engine.environment import quiet_start
 from spanflow.engine.tokenizer import tokenizer_source
 from spanflow.engine.vllm.contract import (
     AsyncEngineArgs,
@@ -27,11 +25,6 @@ REFUSALS = (ValueError, VLLMClientError)
 def is_cpu() -> bool:
     """Whether vLLM runs on the CPU here."""
     return bool(current_platform.is_cpu())
-
-
-def versions() -> dict[str, str]:
-    """What a measurement should name besides vLLM."""
-    return {"torch": torch.__version__, "python": platform.python_version()}
 
 
 def span_arguments(headers: list[list[int]], audit_steps: bool, own_process: bool = False) -> dict[str, Any]:
@@ -87,23 +80,35 @@ def load_vllm_tokenizer(arguments: Mapping[str, Any]) -> Any:
         raise ModelError(f"the tokenizer of {model} can't be loaded from {source.place}: {error}") from error
 
 
+def with_window(arguments: Mapping[str, Any]) -> AsyncEngineArgs:
+    """vLLM's arguments. A window of -1 is as much of the model's own as the KV cache holds; where the model names none
+    that can't be told, and vLLM has a number of its own."""
+    args = AsyncEngineArgs(**arguments)
+    if arguments.get("max_model_len") == -1 and args.create_model_config().max_model_len < 1:
+        return AsyncEngineArgs(**{**arguments, "max_model_len": None})
+    return args
+
+
 def too_little_kv(arguments: Mapping[str, Any]) -> str:
-    """That the KV of one prompt of the window does not fit where it was to go, in numbers, or ''."""
+    """That the KV of one prompt of the window does not fit where it was to go, in numbers, or ''. Loads the config."""
     room = arguments.get("kv_cache_memory_bytes")
-    if room is None:
-        return ""
     try:
-        config = AsyncEngineArgs(**arguments).create_engine_config()
-    except (OSError, RuntimeError, *REFUSALS):  # then that is what is wrong
+        with quiet_start():
+            config = with_window(arguments).create_engine_config()
+    except Exception:  # noqa: BLE001 - then that is what is wrong, and is said already
         return ""
-    model, parallel = config.model_config, config.parallel_config
-    per_token = 2 * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
-    per_token *= model.dtype.itemsize
+    model, parallel, size = config.model_config, config.parallel_config, config.cache_config.block_size
+    if room is None or model.use_mla:
+        return ""
+    dtype = config.cache_config.cache_dtype
+    itemsize = model.dtype.itemsize if dtype == "auto" else 1 if dtype.startswith("fp8") else 2
+    per_block = 2 * size * model.get_num_layers(parallel) * model.get_num_kv_heads(parallel) * model.get_head_size()
+    per_block *= itemsize
+    fits = max(0, room // per_block - 1) * size  # one block is vLLM's own
     window = 1 if arguments["max_model_len"] == -1 else model.max_model_len
-    if per_token * window <= room:
+    if window <= fits:
         return ""
     return (
-        f"the window of {window} tokens of {arguments['model']} needs {per_token * window / (1 << 30):.2f} GiB of KV "
-        f"cache, and has {room / (1 << 30):.2f}: about {room // per_token} tokens fit. Raise kv_cache_gib, or lower "
-        "max_model_len; left out, it is what fits"
+        f"{room / (1 << 30):.2f} GiB of KV cache hold {fits} tokens, and the window is to be {window}: raise "
+        "kv_cache_gib, or lower max_model_len (left out, it is what fits)"
     )

@@ -8,14 +8,14 @@ import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from safetensors import SafetensorError
 
 from spanflow.engine.aside import end_aside, make_aside
 from spanflow.engine.environment import cores_left_free, quiet_start
 from spanflow.engine.protocol import EngineRequest
-from spanflow.engine.vllm.arguments import REFUSALS, too_little_kv
+from spanflow.engine.vllm.arguments import REFUSALS, too_little_kv, with_window
 from spanflow.engine.vllm.contract import (
     AsyncEngineArgs,
     AsyncLLM,
@@ -35,6 +35,9 @@ from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryErro
 
 E = TypeVar("E", AsyncLLM, LLMEngine)
 B = TypeVar("B")
+Extra: TypeAlias = dict[str, Any] | None
+Lora: TypeAlias = tuple[str, int, str] | None
+Outputs: TypeAlias = AsyncGenerator[RequestOutput, None]
 
 _in_process_start = threading.Lock()
 
@@ -52,14 +55,14 @@ async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend 
     except SpanflowError:
         raise
     except (OSError, RuntimeError, SafetensorError, *REFUSALS) as error:
-        raise _explained(error, arguments) from error
+        raise await asyncio.to_thread(_explained, error, arguments) from error
 
 
 def _explained(error: Exception, arguments: Mapping[str, Any]) -> SpanflowError:
     """What kept an engine from starting, as a caller can use it."""
-    model = arguments["model"]
-    if why := too_little_kv(arguments):
-        return EngineUnavailable(why)
+    model, is_of_files = arguments["model"], isinstance(error, OSError | SafetensorError)
+    if not is_of_files and (why := too_little_kv(arguments)):
+        return EngineUnavailable(f"vLLM did not start on {model}: {why}. It says: {error}")
     if isinstance(error, RuntimeError):
         return EngineUnavailable(f"vLLM did not start on {model}: {error}. Set VLLM_LOGGING_LEVEL=INFO to see its log.")
     return ModelError(f"vLLM can't load {model}: {error}")
@@ -77,7 +80,7 @@ async def _attached(kind: Callable[[E, bool], B], engine: E, end: Callable[[E], 
 def _in_its_process(given: Mapping[str, Any]) -> AsyncLLM:
     workers = given.get("tensor_parallel_size", 1) * given.get("pipeline_parallel_size", 1)
     with quiet_start(cores_left_free(workers) if "scheduler_cls" in given else None):
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**given))
+        return AsyncLLM.from_engine_args(with_window(given))
 
 
 def _end_its_process(engine: AsyncLLM) -> None:
@@ -96,7 +99,7 @@ def _in_process(given: Mapping[str, Any]) -> LLMEngine:
     """
     # vLLM's worker, which elsewhere has a process of its own, walks through deprecated names.
     with _in_process_start, quiet_start(), warnings.catch_warnings(action="ignore"):
-        return _stepped_engine(AsyncEngineArgs(**given))
+        return _stepped_engine(with_window(given))
 
 
 def _stepped_engine(arguments: AsyncEngineArgs) -> LLMEngine:
@@ -115,7 +118,7 @@ def _stepped_engine(arguments: AsyncEngineArgs) -> LLMEngine:
             os.environ[name] = before
 
 
-def sampling_params(request: EngineRequest, extra: dict[str, Any] | None) -> SamplingParams:
+def sampling_params(request: EngineRequest, extra: Extra, ignore_eos: bool) -> SamplingParams:
     """vLLM's parameters for a request; answers come in pieces."""
     sampling = request.sampling
     return SamplingParams(
@@ -127,11 +130,12 @@ def sampling_params(request: EngineRequest, extra: dict[str, Any] | None) -> Sam
         logprobs=request.logprobs,
         structured_outputs=StructuredOutputsParams(json=sampling.schema) if sampling.schema else None,
         extra_args=extra,
+        ignore_eos=ignore_eos,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
-def _lora(lora: tuple[str, int, str] | None) -> LoRARequest | None:
+def _lora(lora: Lora) -> LoRARequest | None:
     return LoRARequest(*lora) if lora else None
 
 
@@ -149,6 +153,8 @@ class _Backend:
         check_client(engine)
         self.engine = engine
         self.has_spans = has_spans
+        self.running: set[str] = set()  # kept by whoever calls `generate`
+        self.closing = False
         self.tokenizer: Any = engine.get_tokenizer()
         model = engine.model_config
         self.max_model_len: int = model.max_model_len
@@ -164,33 +170,23 @@ class AsyncBackend(_Backend):
 
     engine: AsyncLLM
 
-    def __init__(self, engine: AsyncLLM, has_spans: bool) -> None:
-        super().__init__(engine, has_spans)
-        self.running: set[str] = set()
-        self.closing = False
-
-    async def generate(
-        self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
-    ) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: EngineRequest, extra: Extra, lora: Lora, *, ignore_eos: bool = False) -> Outputs:
         """vLLM's outputs of one request; leaving early aborts it."""
         died = EngineDied(f"vLLM's engine stopped while {request.request_id} was in flight; open a new session")
-        self.running.add(request.request_id)
         try:
-            prompt, params = _prompt(request), sampling_params(request, extra)
+            prompt, params = _prompt(request), sampling_params(request, extra, ignore_eos)
             pieces = self.engine.generate(
                 prompt, params, request.request_id, lora_request=_lora(lora), priority=request.priority
             )
             async with aclosing(pieces):
                 async for piece in pieces:
-                    if self.closing:
+                    if self.closing and piece.outputs[0].finish_reason == "abort":
                         raise died
                     yield piece
         except EngineDeadError as error:
             raise died from error
         except REFUSALS as error:
             raise QueryError(f"vLLM refused {request.request_id}: {error}") from error
-        finally:
-            self.running.discard(request.request_id)
 
     async def reset(self) -> bool:
         """Forget cached KV; running requests start again."""
@@ -199,12 +195,14 @@ class AsyncBackend(_Backend):
     async def close(self) -> None:
         """Stop the process; what runs ends with EngineDied."""
         engine, self.closing = self.engine, True
-        await engine.abort([*self.running])  # wakes who waits for them
         del self.engine
         # It would take the end of the process for a crash, and log it as one.
         if engine.output_handler is not None:
             engine.output_handler.cancel()
-        await asyncio.to_thread(engine.shutdown)
+        try:
+            await asyncio.to_thread(engine.shutdown)
+        finally:  # who still waits is woken; who comes later finds the engine dead
+            await engine.abort(self.running)
 
 
 class StepBackend(_Backend):
@@ -224,9 +222,7 @@ class StepBackend(_Backend):
         self.thread = threading.Thread(target=self._step_for_ever, name="spanflow-engine", daemon=True)
         self.thread.start()
 
-    async def generate(
-        self, request: EngineRequest, extra: dict[str, Any] | None, lora: tuple[str, int, str] | None
-    ) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(self, request: EngineRequest, extra: Extra, lora: Lora, *, ignore_eos: bool = False) -> Outputs:
         """vLLM's outputs of one request; leaving early aborts it."""
         name, queue = request.request_id, asyncio.Queue[RequestOutput | BaseException]()
         finished = abandoned = False
@@ -237,7 +233,7 @@ class StepBackend(_Backend):
                     raise EngineDied(f"the engine has stopped ({self.failure}); open a new session")
                 if abandoned:  # by a caller who was cancelled while this thread waited for a step to end
                     return
-                prompt, params = _prompt(request), sampling_params(request, extra)
+                prompt, params = _prompt(request), sampling_params(request, extra, ignore_eos)
                 self.engine.add_request(name, prompt, params, lora_request=_lora(lora), priority=request.priority)
                 self.queues[name] = queue
                 self.wake.notify()

@@ -11,12 +11,13 @@ from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from spanflow.engine.context import checked_max_tokens
 from spanflow.engine.environment import prepare_environment, quiet_start
 from spanflow.engine.payload import KEY, Ask, Report, encode, unpack
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Prediction, Usage
 from spanflow.engine.recent import Recent
-from spanflow.engine.vllm.versions import is_known, said, version
-from spanflow.errors import EngineDied, EngineUnavailable, PromptTooLong, QueryError, SpansUnsupported
+from spanflow.engine.vllm.versions import is_known, said, version, versions
+from spanflow.errors import EngineDied, EngineUnavailable, QueryError, SpansUnsupported
 from spanflow.installing import install_advice
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
@@ -62,25 +63,28 @@ class VllmEngine:
 
         `spans` False gives stock vLLM, for comparison. `in_process` runs the engine's core in this
         process (tests, debugging). The KV cache takes `kv_cache_gib`; where that is None, `cpu_kv_cache_gib` on a CPU,
-        and on a GPU what vLLM's own `gpu_memory_utilization` leaves. `adapters` maps names of LoRA adapters to
+        and on a GPU what vLLM's own `gpu_memory_utilization` leaves. The window is `max_model_len`; where that is None,
+        what the KV cache holds of the model's own. `adapters` maps names of LoRA adapters to
         directories. The event loop is not blocked meanwhile; cancelled, this ends once nothing is left of the engine.
         `audit_steps` recounts all references after each step and fails on a difference. Further
-        `options` are vLLM's engine arguments. Raises EngineUnavailable, ModelError, SpansUnsupported, and QueryError
-        for options that vLLM does not have, or that spans need for themselves.
+        `options` are vLLM's engine arguments. Raises EngineUnavailable, EngineDied, ModelError, SpansUnsupported, and
+        QueryError for options that vLLM does not have, or that spans need for themselves.
         """
         say = progress or (lambda _: None)
         prepare_environment()
         say("loading vLLM")
         try:
             await asyncio.to_thread(_import)
-            from spanflow.engine.vllm import arguments as given
+            from spanflow.engine.vllm import arguments as of_vllm
             from spanflow.engine.vllm import backend, contract
         except ImportError as error:
             other = "" if is_known() or version() == "unknown" else f". {said()}"
             raise EngineUnavailable(f"vLLM can't be imported ({error}){other}; {install_advice()}") from error
+        if max_model_len is not None and max_model_len < 1:
+            raise QueryError(f"max_model_len is {max_model_len}; give at least 1, or leave it out for what fits")
         if spans:
             contract.check()
-        given.check_options(options)
+        of_vllm.check_options(options)
         arguments: dict[str, Any] = {
             "model": str(model),
             "block_size": block_size,
@@ -90,7 +94,7 @@ class VllmEngine:
             "disable_log_stats": True,
             "use_tqdm_on_load": False,
         }
-        if given.is_cpu():
+        if of_vllm.is_cpu():
             arguments |= {"dtype": "float32", "distributed_executor_backend": "uni"}
             kv_cache_gib = cpu_kv_cache_gib if kv_cache_gib is None else kv_cache_gib
         if kv_cache_gib is not None:
@@ -98,29 +102,22 @@ class VllmEngine:
         if adapters:
             arguments |= {"enable_lora": True, "max_loras": len(adapters), "max_lora_rank": 64}
         arguments |= options
-        if adapters and given.is_cpu():
+        if adapters and of_vllm.is_cpu():
             # There the tokens of no adapter are computed with what stands in the last place: none may ever stand there.
             arguments["max_loras"] = max(arguments["max_loras"], len(adapters) + 1)
         if spans:
-            tokenizer = await asyncio.to_thread(given.load_vllm_tokenizer, arguments)
-            arguments |= given.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
+            tokenizer = await asyncio.to_thread(of_vllm.load_vllm_tokenizer, arguments)
+            arguments |= of_vllm.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
         say(f"starting vLLM {version()} on {model}")
         started = await backend.start(arguments, in_process=in_process)
         if started.max_model_len < started.own_window and max_model_len is None:
             _log.warning(
-                "the window is %d tokens, which is what the KV cache holds, and not the %d that %s has: "
+                "the window is %d tokens, which is what the KV cache holds, and not the %d that %s has: a larger "
                 "kv_cache_gib makes room for more",
                 *(started.max_model_len, started.own_window, model),
             )
-        info = EngineInfo(
-            "vllm",
-            str(model),
-            started.max_model_len,
-            block_size,
-            "" if spans else "the engine was started without spans",
-            {"vllm": version()} | given.versions(),
-            started.dtype,
-        )
+        why = "" if spans else "the engine was started without spans"
+        info = EngineInfo("vllm", str(model), started.max_model_len, block_size, why, versions(), started.dtype)
         engine = cls(started, info, adapters or {})
         if spans:
             try:
@@ -138,7 +135,7 @@ class VllmEngine:
 
     async def stream(self, request: EngineRequest) -> AsyncIterator[EngineOutput]:
         """Run one request; see the protocol."""
-        self._check(request)
+        checked_max_tokens(request, self.info.max_model_len)
         ask = Ask(request.prompt.spans, request.lease)
         wants_payload = not self._is_stock and (ask.spans or ask.lease)
         if request.lease is not None and not self._is_stock:
@@ -148,27 +145,21 @@ class VllmEngine:
         async for piece in self._run(request, ask if wants_payload else None):
             report = unpack(piece.kv_transfer_params) or report
             completion = piece.outputs[0]
-            num_completion += len(completion.token_ids)
+            reason, new = completion.finish_reason, tuple(completion.token_ids)
+            num_completion += len(new)
             if report is not None and "error" in report[2]:
                 raise QueryError(report[2]["error"])
-            if completion.finish_reason is None:
-                yield EngineOutput(completion.text, tuple(completion.token_ids), _logprobs(completion))
+            if reason is None:
+                yield EngineOutput(completion.text, new, _logprobs(completion))
                 continue
             spans, internal, _ = report or ((), 0, {})
             usage = Usage(len(request.prompt), num_completion, piece.num_cached_tokens or 0, internal)
-            yield EngineOutput(
-                completion.text,
-                tuple(completion.token_ids),
-                _logprobs(completion),
-                completion.finish_reason,
-                usage,
-                spans,
-                "the engine failed on this request" if completion.finish_reason == "error" else "",
-            )
+            error = "the engine failed on this request" if reason == "error" else ""
+            yield EngineOutput(completion.text, new, _logprobs(completion), reason, usage, spans, error)
 
     async def predict(self, request: EngineRequest) -> Prediction | None:
         """Ask the core what the request would find; stock vLLM does not tell."""
-        self._check(request)
+        checked_max_tokens(request, self.info.max_model_len)
         if self._is_stock:
             return None
         bare = replace(request, sampling=Sampling(request.sampling.max_tokens), logprobs=None)  # no grammar to compile
@@ -208,13 +199,6 @@ class VllmEngine:
             self._closed = True
             await self._backend.close()
 
-    def _check(self, request: EngineRequest) -> None:
-        max_tokens = request.sampling.max_tokens or 1
-        if len(request.prompt) + max_tokens > self.info.max_model_len:
-            raise PromptTooLong(len(request.prompt), max_tokens, self.info.max_model_len)
-        if not len(request.prompt):
-            raise QueryError("the prompt is empty; give it at least one token")
-
     @property
     def _is_stock(self) -> bool:
         return bool(self.info.spans_unsupported) and not self._backend.has_spans
@@ -222,16 +206,23 @@ class VllmEngine:
     async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncIterator[RequestOutput]:
         if self._closed:
             raise EngineDied("the engine is closed; open a new session")
+        running, name = self._backend.running, request.request_id
+        if name in running:
+            raise QueryError(f"request {name!r} is still running; ids of running requests are unique")
         lora = None
         if request.adapter is not None:
             if request.adapter not in self._adapters:
                 known = ", ".join(self._adapters) or "none"
                 raise QueryError(f"unknown adapter {request.adapter!r}; this engine was started with: {known}")
             lora = (request.adapter, *self._adapters[request.adapter])
-        extra = None if ask is None else {KEY: encode(ask)}
-        async with aclosing(self._backend.generate(request, extra, lora)) as pieces:
-            async for piece in pieces:
-                yield piece
+        extra, is_probe = (None, False) if ask is None else ({KEY: encode(ask)}, ask.probe)
+        running.add(name)
+        try:
+            async with aclosing(self._backend.generate(request, extra, lora, ignore_eos=is_probe)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            running.discard(name)
 
     async def _ask(
         self, ask: Ask, prompt: SpanPrompt | None = None, max_tokens: int = 1, **tenant: str | None
@@ -257,9 +248,11 @@ class VllmEngine:
         from spanflow.engine.vllm.probe import probe_tokens
 
         started, num_steps = self._backend, 4
-        tokens = probe_tokens(started.kv_itemsize, started.max_model_len - num_steps, started.vocabulary)
-        answers = await self._ask(Ask(probe=True), SpanPrompt(tokens), num_steps)
-        if not (reason := str(answers["unsupported"])):
+        most, reason = started.max_model_len - num_steps, "its window has no room for a test of rotated keys"
+        if most >= 2:
+            tokens = probe_tokens(started.kv_itemsize, most, started.vocabulary)
+            reason = (await self._ask(Ask(probe=True), SpanPrompt(tokens), num_steps))["unsupported"]
+        if not reason:
             return
         if require_spans:
             raise SpansUnsupported(

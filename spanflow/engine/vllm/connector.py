@@ -53,18 +53,24 @@ class StepResult(KVConnectorWorkerMetadata):
     """What the worker has to say of a step.
 
     `move_microseconds` is the time that its moves took by the worker's clock (on a GPU that of launching them).
-    `unsupported` says why spans can't be served, where the worker knows or a probe found out; `moves_by` what moves.
+    `unsupported` says why spans can't be served, where the worker knows or a probe found out; `is_judged`: there was a
+    probe. `moves_by` names what moves.
     """
 
     move_microseconds: int = 0
     unsupported: str = ""
+    is_judged: bool = False
     moves_by: str = ""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Of several workers, which run at the same time, the slowest counts, and who can't do it."""
         assert isinstance(other, StepResult)
-        slowest = max(self.move_microseconds, other.move_microseconds)
-        return StepResult(slowest, self.unsupported or other.unsupported, self.moves_by)
+        return StepResult(
+            max(self.move_microseconds, other.move_microseconds),
+            self.unsupported or other.unsupported,
+            self.is_judged and other.is_judged,
+            ", ".join(dict.fromkeys((self.moves_by, other.moves_by))),
+        )
 
 
 class SpanConnector(KVConnectorBase_V1, SupportsHMA):
@@ -77,6 +83,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         self.closed = False
         self.internal: Container[str] = ()
         self.unsupported = self.moves_by = ""
+        self.is_judged = False
         self.counters: Counter[str] = Counter()
         self.finished: Any = None
         self.reporter: Reporter | None = None
@@ -136,6 +143,7 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         if isinstance(result, StepResult):
             self.counters["move_microseconds"] += result.move_microseconds
             self.unsupported = result.unsupported or self.unsupported
+            self.is_judged |= result.is_judged
             self.moves_by = result.moves_by
 
     # The worker's side.
@@ -167,7 +175,8 @@ class SpanConnector(KVConnectorBase_V1, SupportsHMA):
         if step.probes:
             self.unsupported = self.unsupported or judge(self._views[0], step.probes)
         if step.moves or step.probes:
-            self._result = StepResult(took, self.unsupported, self._runner.name if self._runner else "")
+            moves_by = self._runner.name if self._runner is not None else ""
+            self._result = StepResult(took, self.unsupported, bool(step.probes), moves_by)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Hand the step's result back."""

@@ -75,14 +75,14 @@ from spanflow.errors import EngineUnavailable
 
 #: Names of classes, private ones too: methods, properties, fields, members. Here and below, names stand between spaces.
 NAMES: dict[type, str] = {
-    AsyncEngineArgs: "async_scheduling create_engine_config",
+    AsyncEngineArgs: "async_scheduling create_engine_config create_model_config",
     AsyncLLM: "abort from_engine_args generate get_tokenizer reset_prefix_cache shutdown",
     AsyncScheduler: (
         "add_request finish_requests reset_prefix_cache schedule update_from_output _free_blocks _preempt_request"
     ),
     AttentionBackend: "get_name",
     BlockPool: "evict_blocks free_blocks get_cached_block get_num_free_blocks touch unpin_blocks",
-    CacheConfig: "cache_dtype enable_prefix_caching get_resolved_kv_cache_layout prefix_caching_hash_algo",
+    CacheConfig: "block_size cache_dtype enable_prefix_caching get_resolved_kv_cache_layout prefix_caching_hash_algo",
     CompletionOutput: "finish_reason logprobs text token_ids",
     EngineCoreOutput: "kv_transfer_params prefill_stats request_id",
     EngineCoreOutputs: "finished_requests outputs",

@@ -25,8 +25,8 @@ NUM_TOKENS = {4: 2 * NUM_TWICE, 2: 1024}
 
 
 def probe_tokens(itemsize: int, most: int, vocabulary: int) -> tuple[int, ...]:
-    """A probe's prompt for numbers of `itemsize` bytes, of at most so many tokens and token ids."""
-    length = min(NUM_TOKENS.get(itemsize, 2 * NUM_TWICE), most)
+    """A probe's prompt for numbers of `itemsize` bytes, of at most so many tokens (2 and more) and token ids."""
+    length = min(NUM_TOKENS[itemsize], most)
     twice = num_twice(length)
     return tuple((100 + 7 * (at % (length - twice)) % 89) % vocabulary for at in range(length))
 

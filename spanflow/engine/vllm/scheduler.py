@@ -122,5 +122,6 @@ class SpanScheduler(AsyncScheduler):
         if state.ask.audit:
             state.answers["audit"] = self.audit()
         if state.ask.probe:
-            state.answers["unsupported"] = self.spans.unsupported  # the comparison was made since it was admitted
+            judged = self.spans.connector.is_judged  # since it was admitted
+            state.answers["unsupported"] = self.spans.unsupported or ("" if judged else "its keys were not compared")
         return state.packed()

@@ -10,7 +10,7 @@ from spanflow.kernels.reference import Rotation
 #: Rotary embeddings whose angle is a fixed frequency times the position.
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-#: Parameters of a rotary embedding with which it is not what its type says, for vLLM.
+#: Parameters that make vLLM use another rotary embedding than the type names.
 _ROPE_VARIANTS = ("use_fope", "mrope_section")
 
 #: Types of KV that are rotated as they are stored.
@@ -69,7 +69,7 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
         (bool(getattr(spec, "sliding_window", None)), "some of its layers attend in a sliding window"),
         (bool(getattr(spec, "attention_chunk_size", None)), "it attends in chunks"),
         (not all(rotates), "some of its layers have no rotary embedding (NoPE)"),
-        (bool(getattr(config, "dual_chunk_attention_config", None)), "it attends in chunks"),
+        (bool(getattr(config, "dual_chunk_attention_config", None)), "it attends in chunks of two kinds"),
         (len(set(getattr(config, "layer_types", None) or ["full"])) > 1, "its layers are of different types"),
         (cache.cache_dtype not in _CACHE_TYPES, f"its KV is quantised ({cache.cache_dtype})"),
         (parallel.pipeline_parallel_size > 1, "pipeline parallelism is on"),

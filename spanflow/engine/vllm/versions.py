@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from importlib import metadata
 
 #: Minor versions whose source was read and whose behaviour was run: [first, last).
@@ -16,6 +17,11 @@ def version() -> str:
         except metadata.PackageNotFoundError:
             continue
     return "unknown"
+
+
+def versions() -> dict[str, str]:
+    """What a measurement should name."""
+    return {"vllm": version(), "torch": metadata.version("torch"), "python": platform.python_version()}
 
 
 def is_known() -> bool:
