@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -183,25 +183,37 @@ def interrupted(
 
     `budget`: so few tokens a step that each phase lasts for several.
     """
-    backend = rig.engine._backend
     before, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, budget
-    backend.pause()
-    try:
-        task = start(rig, prompt, phase, max_tokens, **options)
-        rig.wait(until(lambda: bool(backend.queues)))
-        if not step_until(rig, PHASES[phase]):
-            pytest.fail(f"phase {phase} was never reached")
-        match event:
-            case "abort":
-                rig.wait(cancelled(task))
-            case "preempt":
-                preempt_all(rig)
-            case "reset":
-                assert backend.engine.reset_prefix_cache(reset_running_requests=True)
-    finally:
-        rig.scheduler.max_num_scheduled_tokens = before
-        backend.resume()
+    with paused(rig) as backend:
+        try:
+            task = start(rig, prompt, phase, max_tokens, **options)
+            rig.wait(until(lambda: bool(backend.queues)))
+            if not step_until(rig, PHASES[phase]):
+                pytest.fail(f"phase {phase} was never reached")
+            match event:
+                case "abort":
+                    rig.wait(cancelled(task))
+                case "preempt":
+                    preempt_all(rig)
+                case "reset":
+                    assert backend.engine.reset_prefix_cache(reset_running_requests=True)
+        finally:
+            rig.scheduler.max_num_scheduled_tokens = before
     return task
+
+
+@contextmanager
+def paused(rig: Rig) -> Iterator[Any]:
+    """The backend of an engine in this process, whose thread steps no more meanwhile; requests still come in."""
+    backend: Any = rig.engine._backend
+    with backend.lock:
+        backend._has_work = lambda: False
+    try:
+        yield backend
+    finally:
+        with backend.wake:
+            del backend._has_work
+            backend.wake.notify()
 
 
 def start(rig: Rig, prompt: SpanPrompt, name: str, max_tokens: int = 6, **options: Any) -> asyncio.Task[Answer]:
@@ -218,7 +230,8 @@ def step_until(rig: Rig, reached: Callable[[Any], bool], limit: int = 200) -> bo
     for _ in range(limit):
         if reached(rig.scheduler):
             return True
-        rig.engine._backend.step()
+        with rig.engine._backend.lock:
+            rig.engine._backend._step()
     return False
 
 

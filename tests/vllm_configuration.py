@@ -35,6 +35,7 @@ def configuration() -> Any:
         parallel_config=Namespace(
             decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1, enable_dbo=False
         ),
+        aux_output_config=Namespace(enabled=False),
         attention_config=Namespace(hisparse_config=None),
         compilation_config=Namespace(static_forward_context={}),
         kv_transfer_config=Namespace(is_kv_producer=True),

@@ -285,21 +285,23 @@ class TestInstalled:
         contract.check()
 
     def test_a_missing_name_and_a_wrong_version_are_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from spanflow.engine.vllm import contract, versions
+        from spanflow import installing
+        from spanflow.engine.vllm import contract
         from spanflow.errors import EngineUnavailable
 
         monkeypatch.setitem(contract.NAMES, contract.BlockPool, "touch no_such_name")
         with pytest.raises(EngineUnavailable, match=r"gone: BlockPool\.no_such_name.*engine='oracle'"):
             contract.check()
         monkeypatch.undo()
-        monkeypatch.setattr(versions, "version", lambda: "0.99.1")
+        monkeypatch.setattr(installing, "vllm_version", lambda: "0.99.1")
         with pytest.raises(EngineUnavailable, match=r"vLLM 0\.99\.1 is installed; spans were built for 0\.32 up to"):
             contract.check()
 
     async def test_a_version_that_cannot_even_be_imported_is_named(
         self, model_dir: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        from spanflow.engine.vllm import client, versions
+        from spanflow import installing
+        from spanflow.engine.vllm import client
         from spanflow.errors import EngineUnavailable
 
         def gone() -> None:
@@ -307,8 +309,8 @@ class TestInstalled:
 
         monkeypatch.setattr(client, "_import", gone)
         for found, said in (("0.99.1", True), ("0.32.4", False), ("unknown", False)):
-            monkeypatch.setattr(versions, "version", lambda found=found: found)
-            monkeypatch.setattr(client, "version", versions.version)
+            for module in (installing, client):
+                monkeypatch.setattr(module, "vllm_version", lambda found=found: found)
             with pytest.raises(EngineUnavailable, match="cannot import name 'AsyncScheduler'") as caught:
                 await client.VllmEngine.start(str(model_dir))
             assert ("0.99.1 is installed; spans were built for 0.32 up to" in str(caught.value)) == said

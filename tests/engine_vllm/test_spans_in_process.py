@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from span_cases import CASES, EVENTS_IN_PHASES, cancelled, disturbed, result, start, until
+from span_cases import CASES, EVENTS_IN_PHASES, cancelled, disturbed, paused, result, start, until
 from vllm_rig import Judge, Rig, difference, generate_candidates
 
-from spanflow.engine.protocol import EngineRequest, Lease
+from spanflow.engine.protocol import Lease
 from spanflow.errors import QueryError
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -171,24 +171,18 @@ def test_a_step_runs_no_member_before_those_in_front(rig: Rig) -> None:
 def test_the_audit_finds_a_lost_reference(rig: Rig) -> None:
     """The check that guards all others fails when it must."""
     pool = rig.scheduler.kv_cache_manager.block_pool
-    backend = rig.engine._backend
-    backend.pause()
-    try:
+    with paused(rig):
         block = pool.get_new_blocks(1)[0]
         assert any(f"block {block.block_id} has 1 references" in p for p in rig.scheduler.audit()["problems"])
         pool.free_blocks([block])
         assert rig.scheduler.audit()["problems"] == []
-    finally:
-        backend.resume()
 
 
 @pytest.mark.parametrize("is_added", [False, True])
 def test_a_caller_cancelled_while_a_step_runs_leaves_nothing_behind(rig: Rig, is_added: bool) -> None:
     """Before its request is handed over, which waits for the step, and after."""
     rig.reset()
-    backend = rig.engine._backend
-    backend.pause()
-    try:
+    with paused(rig) as backend:
         with nullcontext() if is_added else backend.lock:  # as a step holds it
             task = start(rig, rig.prompt([rig.document(3)]), f"cancelled-{is_added}", max_tokens=100)
             rig.wait(until(lambda: is_added == bool(backend.queues)))
@@ -198,8 +192,6 @@ def test_a_caller_cancelled_while_a_step_runs_leaves_nothing_behind(rig: Rig, is
         ended.result(20)
         rig.wait(until(lambda: not backend.queues))
         assert not any("cancelled" in name for name in rig.scheduler.requests)
-    finally:
-        backend.resume()
     rig.assert_idle()
 
 
@@ -256,8 +248,8 @@ def test_skip_reading_prefix_cache_and_prompt_logprobs_run_exactly(rig: Rig, jud
         (skip | {"prompt_logprobs": 1}, "every token computed"),  # vLLM sets the one with the other
     ):
 
-        def changed(request: EngineRequest, extra: Any, wanted: Any = wanted) -> Any:
-            params = plain(request, extra)
+        def changed(*given: Any, wanted: Any = wanted) -> Any:
+            params = plain(*given)
             for name, value in wanted.items():
                 setattr(params, name, value)
             return params

@@ -77,6 +77,7 @@ def test_scaled_angles_that_do_not_depend_on_the_prompt_serve_spans(kind: str) -
         ("config.model_config.is_encoder_decoder", True, "encoder-decoder"),
         ("config.cache_config.enable_prefix_caching", False, "prefix caching is off"),
         ("config.cache_config.cache_dtype", "fp8", "quantised (fp8)"),
+        ("config.aux_output_config.enabled", True, "what each token's layers put out is wanted"),
         ("config.speculative_config", object(), "speculative decoding"),
         ("config.parallel_config.decode_context_parallel_size", 2, "context parallelism"),
         ("config.parallel_config.prefill_context_parallel_size", 2, "context parallelism"),

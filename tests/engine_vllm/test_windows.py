@@ -48,6 +48,9 @@ async def test_a_window_that_nobody_asked_for_is_what_the_cache_holds(
     with caplog.at_level(logging.WARNING, "spanflow"):
         engine = await VllmEngine.start(str(short_model_dir), in_process=in_process, audit_steps=True, **SMALL)
     try:
+        if in_process:
+            with pytest.raises(EngineUnavailable, match="an engine runs in this process already"):
+                await VllmEngine.start(str(short_model_dir), in_process=True, spans=False, **SMALL)
         window = engine.info.max_model_len
         assert 3300 < window <= 3495
         assert f"the window is {window} tokens, which is what the KV cache holds, and not the 8192" in caplog.text
@@ -137,9 +140,17 @@ async def test_a_window_without_room_for_the_test_of_keys_serves_no_spans() -> N
     assert engine.info.spans_unsupported == "its window has no room for a test of rotated keys"
 
 
-@pytest.mark.parametrize("name", ["data_parallel_size", "data_parallel_backend", "data_parallel_rank"])
-async def test_cores_that_share_nothing_are_refused(short_model_dir: Path, name: str) -> None:
-    with pytest.raises(QueryError, match=f"option '{name}' can't be given: a session has one engine core"):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("data_parallel_size", "a session has one engine core"),
+        ("data_parallel_rank", "a session has one engine core"),
+        ("kv_offloading_size", "spans need a connector of their own"),
+        ("max_num_queued_reqs", "say max_concurrency"),
+    ],
+)
+async def test_options_that_go_with_refused_ones_are_refused(short_model_dir: Path, name: str, why: str) -> None:
+    with pytest.raises(QueryError, match=f"option '{name}' can't be given: {why}"):
         await VllmEngine.start(str(short_model_dir), **{name: 2})
 
 

@@ -51,13 +51,19 @@ _OURS = {
     "model": "it is the session's first argument",
     "enable_lora": "say adapters",
 }
+#: The same for all whose names begin so.
+_ALL_OURS = {
+    "data_parallel": "a session has one engine core, and one cache",
+    "kv_offloading": _OURS["kv_transfer_config"],
+    "max_num_queued": "say max_concurrency",
+}
 
 
 def check_options(options: Mapping[str, Any]) -> None:
     """Refuse what is no engine argument of vLLM, and what spans need for themselves. Raises QueryError."""
     for name in options:
-        why = "a session has one engine core, and one cache" if name.startswith("data_parallel") else _OURS.get(name)
-        if why:
+        alike = (why for begin, why in _ALL_OURS.items() if name.startswith(begin))
+        if why := _OURS.get(name) or next(alike, ""):
             raise QueryError(f"engine 'vllm': option {name!r} can't be given: {why}")
     known = {field.name for field in fields(AsyncEngineArgs)}
     unknown = sorted(options.keys() - known)

@@ -67,8 +67,10 @@ class Assembler:
         num_cached: int,
         found: Sequence[Found | None],
         may_take_over: bool,
+        num_kept: int,
     ) -> bool:
-        """Allocate the request's blocks and queue its moves. False where memory is short."""
+        """Allocate the request's blocks and queue its moves. False where memory is short: `num_kept` of the free blocks
+        are for others."""
         spans, request = self.spans, state.request
         state.taken.clear()  # An earlier try may have been preempted.
         for source in state.sources:
@@ -79,9 +81,12 @@ class Assembler:
         # Adopted prefix blocks that nobody holds leave the free queue too.
         num_blocks += sum(block.ref_cnt == 0 for block in hits.blocks[0])
         spans.copies.make_way(num_blocks)
-        missing = num_blocks - spans.manager.block_pool.get_num_free_blocks()
+        missing = num_blocks + num_kept - spans.manager.block_pool.get_num_free_blocks()
         if missing > 0 and may_take_over:
             pins = self._take_over(state, todo, hits, found, pins, missing)
+        if missing > 0 and num_kept and not state.taken:
+            spans.residency.unpin(pins)
+            return False
         placed = spans.manager.allocate_slots(
             request,
             request.num_tokens - todo.suffix,
@@ -89,6 +94,7 @@ class Assembler:
             new_computed_blocks=hits,
             num_external_computed_tokens=todo.suffix - num_cached,
             delay_cache_blocks=True,
+            has_scheduled_reqs=False,  # what vLLM keeps free beside these is among `num_kept`
         )
         if placed is None:
             spans.residency.unpin(pins)

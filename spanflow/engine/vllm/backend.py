@@ -9,6 +9,7 @@ import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakSet
 
 from safetensors import SafetensorError
 
@@ -30,6 +31,7 @@ from spanflow.engine.vllm.contract import (
     StructuredOutputsParams,
     TokensPrompt,
     check_client,
+    ensure_kv_transfer_shutdown,
 )
 from spanflow.errors import EngineDied, EngineUnavailable, ModelError, QueryError, SpanflowError
 
@@ -40,6 +42,7 @@ Lora: TypeAlias = tuple[str, int, str] | None
 Outputs: TypeAlias = AsyncGenerator[RequestOutput, None]
 
 _in_process_start = threading.Lock()
+_in_process_engines = WeakSet[LLMEngine]()
 
 
 async def start(arguments: dict[str, Any], *, in_process: bool) -> AsyncBackend | StepBackend:
@@ -88,6 +91,7 @@ def _end_its_process(engine: AsyncLLM) -> None:
 
 
 def _end_in_process(engine: LLMEngine) -> None:
+    _in_process_engines.discard(engine)
     engine.engine_core.shutdown()
 
 
@@ -99,7 +103,18 @@ def _in_process(given: Mapping[str, Any]) -> LLMEngine:
     """
     # vLLM's worker, which elsewhere has a process of its own, walks through deprecated names.
     with _in_process_start, quiet_start(), warnings.catch_warnings(action="ignore"):
-        return _stepped_engine(with_window(given))
+        if _in_process_engines:  # it would move KV in the cache of the one that came last
+            raise EngineUnavailable(
+                "an engine runs in this process already, and vLLM has one KV connector for each process: close that "
+                "one first, or leave in_process out"
+            )
+        try:
+            engine = _stepped_engine(with_window(given))
+        except BaseException:
+            ensure_kv_transfer_shutdown()  # else the next one is given the connector of this one
+            raise
+        _in_process_engines.add(engine)
+        return engine
 
 
 def _stepped_engine(arguments: AsyncEngineArgs) -> LLMEngine:
@@ -218,7 +233,6 @@ class StepBackend(_Backend):
         self.queues: dict[str, asyncio.Queue[RequestOutput | BaseException]] = {}
         self.stopping = False
         self.failure: BaseException | None = None
-        self.paused = 0
         self.thread = threading.Thread(target=self._step_for_ever, name="spanflow-engine", daemon=True)
         self.thread.start()
 
@@ -263,22 +277,6 @@ class StepBackend(_Backend):
                 self.engine.abort_request([name])
                 self.wake.notify()
 
-    def pause(self) -> None:
-        """Stop stepping, so that a test can look at the scheduler or step by hand with `step`."""
-        with self.wake:
-            self.paused += 1
-
-    def resume(self) -> None:
-        """Go on stepping."""
-        with self.wake:
-            self.paused -= 1
-            self.wake.notify()
-
-    def step(self) -> None:
-        """One step by hand, while paused."""
-        with self.lock:
-            self._step()
-
     async def reset(self) -> bool:
         """Forget cached KV; running requests start again."""
 
@@ -300,7 +298,7 @@ class StepBackend(_Backend):
         try:
             while True:
                 with self.wake:
-                    while not self.stopping and (self.paused or not self._has_work()):
+                    while not self.stopping and not self._has_work():
                         self.wake.wait()
                     if self.stopping:
                         raise EngineDied("it was closed")

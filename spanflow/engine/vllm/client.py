@@ -16,9 +16,8 @@ from spanflow.engine.environment import prepare_environment, quiet_start
 from spanflow.engine.payload import KEY, Ask, Report, encode, unpack
 from spanflow.engine.protocol import EngineInfo, EngineOutput, EngineRequest, Prediction, Usage
 from spanflow.engine.recent import Recent
-from spanflow.engine.vllm.versions import is_known, said, version, versions
 from spanflow.errors import EngineDied, EngineUnavailable, QueryError, SpansUnsupported
-from spanflow.installing import install_advice
+from spanflow.installing import install_advice, is_vllm_known, measured_versions, vllm_and_range, vllm_version
 from spanflow.ir.nodes import Sampling
 from spanflow.lowering.prompt import SpanPrompt
 
@@ -78,7 +77,7 @@ class VllmEngine:
             from spanflow.engine.vllm import arguments as of_vllm
             from spanflow.engine.vllm import backend, contract
         except ImportError as error:
-            other = "" if is_known() or version() == "unknown" else f". {said()}"
+            other = "" if is_vllm_known() or vllm_version() == "unknown" else f". {vllm_and_range()}"
             raise EngineUnavailable(f"vLLM can't be imported ({error}){other}; {install_advice()}") from error
         if max_model_len is not None and max_model_len < 1:
             raise QueryError(f"max_model_len is {max_model_len}; give at least 1, or leave it out for what fits")
@@ -108,7 +107,7 @@ class VllmEngine:
         if spans:
             tokenizer = await asyncio.to_thread(of_vllm.load_vllm_tokenizer, arguments)
             arguments |= of_vllm.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
-        say(f"starting vLLM {version()} on {model}")
+        say(f"starting vLLM {vllm_version()} on {model}")
         started = await backend.start(arguments, in_process=in_process)
         if started.max_model_len < started.own_window and max_model_len is None:
             _log.warning(
@@ -116,8 +115,8 @@ class VllmEngine:
                 "kv_cache_gib makes room for more",
                 *(started.max_model_len, started.own_window, model),
             )
-        why = "" if spans else "the engine was started without spans"
-        info = EngineInfo("vllm", str(model), started.max_model_len, block_size, why, versions(), started.dtype)
+        why, found = "" if spans else "the engine was started without spans", measured_versions()
+        info = EngineInfo("vllm", str(model), started.max_model_len, block_size, why, found, started.dtype)
         engine = cls(started, info, adapters or {})
         if spans:
             try:

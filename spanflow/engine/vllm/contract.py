@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import Counter as PromCounter
 from vllm import AsyncEngineArgs, SamplingParams
 from vllm.config import (
+    AuxOutputConfig,
     CacheConfig,
     KVEventsConfig,
     KVTransferConfig,
@@ -22,6 +23,7 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -70,8 +72,8 @@ from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from spanflow.engine.vllm.versions import is_known, said
 from spanflow.errors import EngineUnavailable
+from spanflow.installing import is_vllm_known, vllm_and_range
 
 #: Names of classes, private ones too: methods, properties, fields, members. Here and below, names stand between spaces.
 NAMES: dict[type, str] = {
@@ -81,6 +83,7 @@ NAMES: dict[type, str] = {
         "add_request finish_requests reset_prefix_cache schedule update_from_output _free_blocks _preempt_request"
     ),
     AttentionBackend: "get_name",
+    AuxOutputConfig: "enabled",
     BlockPool: "evict_blocks free_blocks get_cached_block get_num_free_blocks touch unpin_blocks",
     CacheConfig: "block_size cache_dtype enable_prefix_caching get_resolved_kv_cache_layout prefix_caching_hash_algo",
     CompletionOutput: "finish_reason logprobs text token_ids",
@@ -132,8 +135,8 @@ NAMES: dict[type, str] = {
     SchedulerOutput: "has_sync_kv_loads num_scheduled_tokens total_num_scheduled_tokens",
     SupportsHMA: "request_finished_all_groups",
     VllmConfig: (
-        "cache_config kv_events_config kv_transfer_config model_config parallel_config scheduler_config "
-        "speculative_config"
+        "aux_output_config cache_config kv_events_config kv_transfer_config model_config parallel_config "
+        "scheduler_config speculative_config"
     ),
 }
 
@@ -149,14 +152,15 @@ INSTANCE_NAMES: dict[type, str] = {
     EngineCore: "scheduler",
     InprocClient: "engine_core",
     KVCacheCoordinator: "single_type_managers",
-    KVCacheManager: "block_pool coordinator",
+    KVCacheManager: "block_pool coordinator watermark_blocks",
     KVConnectorBase_V1: "_kv_cache_config _vllm_config",
     LLMEngine: "engine_core model_config vllm_config",
     ModelConfig: "runner_type",
     Request: (
         "all_token_ids arrival_time block_hashes cache_salt client_index lora_request mm_features "
-        "num_computed_tokens num_preemptions num_prompt_tokens prefill_stats priority prompt_embeds "
-        "prompt_token_ids request_id resumable sampling_params skip_reading_prefix_cache status _block_hasher"
+        "num_computed_tokens num_output_placeholders num_preemptions num_prompt_tokens prefill_stats priority "
+        "prompt_embeds prompt_token_ids request_id resumable sampling_params skip_reading_prefix_cache status "
+        "_block_hasher"
     ),
     RequestOutput: "finished kv_transfer_params num_cached_tokens outputs request_id",
     SingleTypeKVCacheManager: "block_size req_to_blocks",
@@ -172,7 +176,7 @@ PARAMETERS: dict[Callable[..., Any], str] = {
     AsyncLLM.generate: "lora_request priority",
     AsyncLLM.reset_prefix_cache: "reset_running_requests",
     KVCacheManager.allocate_slots: (
-        "delay_cache_blocks new_computed_blocks num_external_computed_tokens num_new_computed_tokens"
+        "delay_cache_blocks has_scheduled_reqs new_computed_blocks num_external_computed_tokens num_new_computed_tokens"
     ),
     KVConnectorStats: "data",
     KVTransferConfig: "kv_connector kv_connector_extra_config kv_connector_module_path kv_role",
@@ -230,9 +234,9 @@ def check() -> None:
     """Compare version, classes and parameters with what is used. Raises EngineUnavailable that lists what differs."""
     missing = [name for owner, names in NAMES.items() for name in _missing(owner, names)]
     missing += [name for function, names in PARAMETERS.items() for name in _missing_parameters(function, names)]
-    if missing or not is_known():
+    if missing or not is_vllm_known():
         raise EngineUnavailable(
-            said()
+            vllm_and_range()
             + (f", and these names are gone: {', '.join(missing)}" if missing else "")
             + ". Install a version in that range, or open the session with engine='oracle'."
         )
@@ -263,7 +267,7 @@ def _check_instances(*instances: Any) -> None:
     missing = [name for instance in instances for name in _missing_of_instance(instance)]
     if missing:
         raise EngineUnavailable(
-            f"vLLM lacks what spans use: {', '.join(missing)}. {said()}: install a version in that range."
+            f"vLLM lacks what spans use: {', '.join(missing)}. {vllm_and_range()}: install a version in that range."
         )
 
 
@@ -311,6 +315,7 @@ __all__ = [
     "check_client",
     "check_scheduler",
     "current_platform",
+    "ensure_kv_transfer_shutdown",
     "generate_block_hash_extra_keys",
     "get_current_attn_backends",
     "get_hash_fn_by_name",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spanflow.engine.vllm.contract import KVCacheBlock
+from spanflow.engine.vllm.contract import KVCacheBlock, Request
 from spanflow.engine.vllm.copies import Found
 from spanflow.engine.vllm.state import SpanRequest
 
@@ -56,14 +56,29 @@ class Reserve:
     def yield_to_running(self) -> None:
         """Who runs goes first: held back from them, memory would be missing for ever, and they would start again and
         again."""
-        if self.blocks and self.spans.manager.block_pool.get_num_free_blocks() < self._wanted_by_running():
+        if self.blocks and self.spans.manager.block_pool.get_num_free_blocks() < self.wanted_by_running():
             self.release()
 
-    def _wanted_by_running(self) -> int:
-        """How many blocks the running requests may want in the next step."""
-        scheduler, size, wanted = self.spans.scheduler, self.spans.block_size, 0
-        for request in scheduler.running:
-            end = min(request.num_tokens + 1, request.num_computed_tokens + scheduler.max_num_scheduled_tokens)
-            held = len(self.spans.manager.get_blocks(request.request_id).blocks[0])
-            wanted += max(0, -(-end // size) - held)
-        return wanted
+    def wanted_by_running(self) -> int:
+        """How many blocks the running requests may want in the next step, and vLLM keeps free beside them."""
+        spans, scheduler = self.spans, self.spans.scheduler
+        held = [len(spans.manager.get_blocks(request.request_id).blocks[0]) for request in scheduler.running]
+        wanted = sum(map(self._wanted, scheduler.running, held))
+        most: int = scheduler.max_num_scheduled_tokens // spans.block_size + len(held)
+        spare: int = spans.manager.watermark_blocks if held else 0
+        return min(wanted, most) + spare
+
+    def wanted_by(self, request: Request) -> int:
+        """How many blocks vLLM may give to an ordinary request that waits; to ours and those that we hold, none."""
+        spans, name = self.spans, request.request_id
+        if name in spans.internal or name in spans.connector.held:
+            return 0
+        hits, num_cached, _ = spans.manager.get_computed_blocks(request)
+        in_queue: int = sum(block.ref_cnt == 0 for block in hits.blocks[0])  # of free blocks, which adopting takes too
+        return in_queue + self._wanted(request, len(hits.blocks[0]), num_cached)
+
+    def _wanted(self, request: Request, num_held: int, num_computed: int | None = None) -> int:
+        num_done = request.num_computed_tokens if num_computed is None else num_computed
+        most = num_done + self.spans.scheduler.max_num_scheduled_tokens
+        num_blocks: int = -(-min(request.num_tokens + request.num_output_placeholders, most) // self.spans.block_size)
+        return max(0, num_blocks - num_held)

@@ -242,13 +242,14 @@ class Resolver:
             return
         give_up_stuck(self)
         seats = scheduler.max_num_active_reqs - len(scheduler.running) - len(scheduler.kv_holding_waiting)
-        front = True
+        front, kept = True, self.reserve.wanted_by_running()
         for request in list(scheduler.waiting):
             state = self.held.get(request.request_id)
             if state is None:
                 seats -= request.request_id not in self.connector.held
                 # What stands first may need the memory that a span request behind it would hold back.
                 front = front and request.request_id in self.internal
+                kept += self.reserve.wanted_by(request)  # as in vLLM, nobody passes by who waits for memory
                 continue
             if seats <= 0:
                 break
@@ -262,7 +263,7 @@ class Resolver:
                 if self.family.is_making_head(state):
                     continue
                 todo, found = with_head_in_context(todo, num_cached), found[1:]
-            if all(found) and self.assembler.assemble(state, todo, hits, num_cached, found, front):
+            if all(found) and self.assembler.assemble(state, todo, hits, num_cached, found, front, kept):
                 self._admitted(state, todo)
                 seats -= 1
                 continue

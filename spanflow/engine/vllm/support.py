@@ -77,6 +77,7 @@ def unsupported(vllm_config: VllmConfig, kv_cache_config: KVCacheConfig) -> str:
         (parallel.decode_context_parallel_size > 1, "context parallelism is on"),
         (parallel.prefill_context_parallel_size > 1, "context parallelism is on"),
         (bool(getattr(parallel, "enable_dbo", False)), "dual-batch overlap is on, which reads before all is written"),
+        (vllm_config.aux_output_config.enabled, "what each token's layers put out is wanted, and not all are computed"),
         (events is not None and events.enable_kv_cache_events, "KV events are on"),
     )
     for failed, reason in checks:
