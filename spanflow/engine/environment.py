@@ -65,6 +65,20 @@ def quiet_start(also: Mapping[str, str] | None = None) -> Iterator[None]:
                 _set_here.clear()
 
 
+@contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """A variable that is set inside, and afterwards what it was before."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+
 def cores_left_free(num_workers: int) -> dict[str, str]:
     """The variable that lets an engine with spans compute on as many cores as stock vLLM does.
 

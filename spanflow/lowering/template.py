@@ -159,6 +159,13 @@ class ChatTemplate:
         return ""
 
 
+def headers_of(tokenizer: Any) -> list[list[int]]:
+    """The message headers of a tokenizer's chat template; none where it has no template. Raises as `ChatTemplate`."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    return [list(header) for header in ChatTemplate(tokenizer).headers()]
+
+
 def _around(text: str, nonce: str) -> tuple[str, str]:
     """The texts before and behind the one place of a nonce. Raises ValueError where there is not one."""
     before, found, behind = text.partition(nonce)

@@ -6,18 +6,19 @@ On the real scheduler without a model.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from symbolic_prompts import document, plain, prompt, start
+from symbolic_prompts import BLOCK, document, plain, prompt, start
 
 pytestmark = pytest.mark.vllm
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_hits_do_not_starve_a_plain_request_that_came_first(model_dir: Path, policy: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"scheduling_policy": "priority"}, {"watermark": 0.1}], ids=str)
+def test_hits_do_not_starve_a_plain_request_that_came_first(model_dir: Path, options: dict[str, Any]) -> None:
     """It needs more memory than one answer gives back, and prompts whose documents are there keep coming behind it."""
-    engine = start(model_dir, 31, max_model_len=400, scheduling_policy=policy)
-    later = {"priority": 5} if policy == "priority" else {}
+    engine = start(model_dir, 31, max_model_len=400, **options)
+    later = {"priority": 5} if "scheduling_policy" in options else {}
     for number in range(7):
         engine.send(prompt(document(0)), 4 + 3 * number, **later)
         engine.step()
@@ -29,6 +30,23 @@ def test_hits_do_not_starve_a_plain_request_that_came_first(model_dir: Path, pol
         if engine.sent[name].finished:
             break
     assert engine.sent[name].finished
+    engine.finish()
+    engine.check()
+
+
+def test_a_hit_does_not_pass_a_plain_request_that_is_longer_than_a_step(model_dir: Path) -> None:
+    """It would begin with two blocks, but vLLM wants all of them to be there."""
+    engine = start(model_dir, 31, max_model_len=400, max_num_batched_tokens=32)
+    engine.send(prompt(document(0)))
+    engine.finish()
+    running = engine.send(plain(1, 190), 20)
+    while not engine.sent[running].tokens:
+        engine.step()
+    first, hit = engine.send(plain(2, 20 * BLOCK - 10), 2), engine.send(prompt(document(0), question=20), 2)
+    while not engine.sent[hit].tokens:
+        engine.step()
+    request = engine.scheduler.requests.get(first)
+    assert request is None or request.num_computed_tokens > 0
     engine.finish()
     engine.check()
 

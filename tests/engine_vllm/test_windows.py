@@ -55,6 +55,10 @@ async def test_a_window_that_nobody_asked_for_is_what_the_cache_holds(
         assert 3300 < window <= 3495
         assert f"the window is {window} tokens, which is what the KV cache holds, and not the 8192" in caplog.text
         assert [piece.finish_reason async for piece in engine.stream(asked(window - 2))][-1] == "length"
+        for _ in range(2):  # what is left early leaves its name free
+            left: Any = engine.stream(asked(30, 50))
+            await anext(left)
+            await left.aclose()
         with pytest.raises(PromptTooLong, match=f"the window is {window}.* kv_cache_gib"):
             await anext(aiter(engine.stream(asked(window))))
         # A source of sources as long as the window does not fit beside them: it would be computed as no reader wants.
@@ -79,6 +83,8 @@ async def test_a_window_that_nobody_asked_for_is_what_the_cache_holds(
     for again in (engine.stream(asked(20)), engine.stream(replace(asked(20), request_id="later"))):
         with pytest.raises(EngineDied, match="the engine is closed; open a new session"):
             await anext(aiter(again))
+    with pytest.raises(EngineDied, match="the engine is closed"):
+        await engine.reset()
     await engine.close()
 
 
@@ -93,8 +99,9 @@ async def test_a_window_that_does_not_fit_is_refused_with_its_numbers(
 ) -> None:
     """By whichever error vLLM ends: that of an engine in its own process names no cause."""
     said = (
-        rf"^vLLM did not start on {re.escape(str(short_model_dir))}: 0\.02 GiB of KV cache hold 3456 tokens, and the "
-        r"window is to be 3500: raise kv_cache_gib, or lower max_model_len \(left out, it is what fits\)\. It says: "
+        rf"^vLLM did not start on {re.escape(str(short_model_dir))}: 0\.02 GiB of KV cache hold 3456 tokens, where "
+        "each layer has full attention, and the window is to be 3500: raise kv_cache_gib, or lower max_model_len "
+        r"\(left out, it is what fits\)\. It says: "
     )
     with pytest.raises(EngineUnavailable, match=said):
         await VllmEngine.start(str(short_model_dir), in_process=True, max_model_len=3500, **SMALL)

@@ -115,6 +115,7 @@ def too_little_kv(arguments: Mapping[str, Any]) -> str:
     if window <= fits:
         return ""
     return (
-        f"{room / (1 << 30):.2f} GiB of KV cache hold {fits} tokens, and the window is to be {window}: raise "
+        f"{room / (1 << 30):.2f} GiB of KV cache hold {fits} tokens, where each layer has full attention, "
+        f"and the window is to be {window}: raise "
         "kv_cache_gib, or lower max_model_len (left out, it is what fits)"
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -14,7 +13,7 @@ from weakref import WeakSet
 from safetensors import SafetensorError
 
 from spanflow.engine.aside import end_aside, make_aside
-from spanflow.engine.environment import cores_left_free, quiet_start
+from spanflow.engine.environment import cores_left_free, environment_variable, quiet_start
 from spanflow.engine.protocol import EngineRequest
 from spanflow.engine.vllm.arguments import REFUSALS, too_little_kv, with_window
 from spanflow.engine.vllm.contract import (
@@ -91,8 +90,11 @@ def _end_its_process(engine: AsyncLLM) -> None:
 
 
 def _end_in_process(engine: LLMEngine) -> None:
-    _in_process_engines.discard(engine)
-    engine.engine_core.shutdown()
+    with _in_process_start:
+        try:
+            engine.engine_core.shutdown()
+        finally:
+            _in_process_engines.discard(engine)
 
 
 def _in_process(given: Mapping[str, Any]) -> LLMEngine:
@@ -108,29 +110,19 @@ def _in_process(given: Mapping[str, Any]) -> LLMEngine:
                 "an engine runs in this process already, and vLLM has one KV connector for each process: close that "
                 "one first, or leave in_process out"
             )
-        try:
-            engine = _stepped_engine(with_window(given))
-        except BaseException:
-            ensure_kv_transfer_shutdown()  # else the next one is given the connector of this one
-            raise
+        ensure_kv_transfer_shutdown()  # of one that did not start, or was never closed
+        engine = _stepped_engine(with_window(given))
         _in_process_engines.add(engine)
         return engine
 
 
 def _stepped_engine(arguments: AsyncEngineArgs) -> LLMEngine:
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"  # vLLM's CPU platform would put the worker into a process of its own
-    before = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
+    # vLLM's CPU platform would put the worker into a process of its own
+    with environment_variable("VLLM_ENABLE_V1_MULTIPROCESSING", "0"):
         config = arguments.create_engine_config()
         if arguments.async_scheduling:  # the CPU platform switches it off; asked for by name it stays
             config.scheduler_config.async_scheduling = True
         return LLMEngine(config, Executor.get_class(config), log_stats=False, multiprocess_mode=False)
-    finally:
-        if before is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = before
 
 
 def sampling_params(request: EngineRequest, extra: Extra, ignore_eos: bool) -> SamplingParams:
@@ -291,8 +283,12 @@ class StepBackend(_Backend):
         with self.wake:
             self.stopping = True
             self.wake.notify()
-        await asyncio.to_thread(self.thread.join)
-        await asyncio.to_thread(_end_in_process, self.engine)
+
+        def end() -> None:
+            self.thread.join()
+            _end_in_process(self.engine)
+
+        await asyncio.to_thread(end)  # cancelled, it goes on
 
     def _step_for_ever(self) -> None:
         try:

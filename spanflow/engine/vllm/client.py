@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 from importlib import import_module
@@ -105,8 +105,10 @@ class VllmEngine:
             # There the tokens of no adapter are computed with what stands in the last place: none may ever stand there.
             arguments["max_loras"] = max(arguments["max_loras"], len(adapters) + 1)
         if spans:
+            from spanflow.lowering.template import headers_of
+
             tokenizer = await asyncio.to_thread(of_vllm.load_vllm_tokenizer, arguments)
-            arguments |= of_vllm.span_arguments(_headers(tokenizer), audit_steps, own_process=not in_process)
+            arguments |= of_vllm.span_arguments(headers_of(tokenizer), audit_steps, own_process=not in_process)
         say(f"starting vLLM {vllm_version()} on {model}")
         started = await backend.start(arguments, in_process=in_process)
         if started.max_model_len < started.own_window and max_model_len is None:
@@ -141,20 +143,21 @@ class VllmEngine:
             self._leased.keep(request.request_id, (request.prompt, request.salt, request.adapter))
         num_completion = 0
         report = None
-        async for piece in self._run(request, ask if wants_payload else None):
-            report = unpack(piece.kv_transfer_params) or report
-            completion = piece.outputs[0]
-            reason, new = completion.finish_reason, tuple(completion.token_ids)
-            num_completion += len(new)
-            if report is not None and "error" in report[2]:
-                raise QueryError(report[2]["error"])
-            if reason is None:
-                yield EngineOutput(completion.text, new, _logprobs(completion))
-                continue
-            spans, internal, _ = report or ((), 0, {})
-            usage = Usage(len(request.prompt), num_completion, piece.num_cached_tokens or 0, internal)
-            error = "the engine failed on this request" if reason == "error" else ""
-            yield EngineOutput(completion.text, new, _logprobs(completion), reason, usage, spans, error)
+        async with aclosing(self._run(request, ask if wants_payload else None)) as pieces:
+            async for piece in pieces:
+                report = unpack(piece.kv_transfer_params) or report
+                completion = piece.outputs[0]
+                reason, new = completion.finish_reason, tuple(completion.token_ids)
+                num_completion += len(new)
+                if report is not None and "error" in report[2]:
+                    raise QueryError(report[2]["error"])
+                if reason is None:
+                    yield EngineOutput(completion.text, new, _logprobs(completion))
+                    continue
+                spans, internal, _ = report or ((), 0, {})
+                usage = Usage(len(request.prompt), num_completion, piece.num_cached_tokens or 0, internal)
+                error = "the engine failed on this request" if reason == "error" else ""
+                yield EngineOutput(completion.text, new, _logprobs(completion), reason, usage, spans, error)
 
     async def predict(self, request: EngineRequest) -> Prediction | None:
         """Ask the core what the request would find; stock vLLM does not tell."""
@@ -189,6 +192,7 @@ class VllmEngine:
 
     async def reset(self) -> None:
         """Forget all cached KV; requests in flight start again."""
+        self._refuse_if_closed()
         if not await self._backend.reset():
             raise EngineUnavailable("the cache could not be reset while requests hold it; wait for them, or abort them")
 
@@ -198,13 +202,16 @@ class VllmEngine:
             self._closed = True
             await self._backend.close()
 
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise EngineDied("the engine is closed; open a new session")
+
     @property
     def _is_stock(self) -> bool:
         return bool(self.info.spans_unsupported) and not self._backend.has_spans
 
-    async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncIterator[RequestOutput]:
-        if self._closed:
-            raise EngineDied("the engine is closed; open a new session")
+    async def _run(self, request: EngineRequest, ask: Ask | None) -> AsyncGenerator[RequestOutput, None]:
+        self._refuse_if_closed()
         running, name = self._backend.running, request.request_id
         if name in running:
             raise QueryError(f"request {name!r} is still running; ids of running requests are unique")
@@ -234,8 +241,9 @@ class VllmEngine:
     async def _answered(self, request: EngineRequest, ask: Ask) -> Report:
         """The report of a request, at its end."""
         report = None
-        async for piece in self._run(request, ask):
-            report = unpack(piece.kv_transfer_params) or report
+        async with aclosing(self._run(request, ask)) as pieces:
+            async for piece in pieces:
+                report = unpack(piece.kv_transfer_params) or report
         if report is None:
             raise EngineDied(f"the engine's core does not answer {request.request_id}")
         if "error" in report[2]:
@@ -266,15 +274,6 @@ def _import() -> None:
     """Import what imports vLLM, which takes seconds."""
     with quiet_start():
         import_module("spanflow.engine.vllm.backend")
-
-
-def _headers(tokenizer: Any) -> list[list[int]]:
-    """The chat template's message headers: the anchors that a payload may name besides parts of its prompt."""
-    from spanflow.lowering.template import ChatTemplate
-
-    if not getattr(tokenizer, "chat_template", None):
-        return []
-    return [list(header) for header in ChatTemplate(tokenizer).headers() if header]
 
 
 def _logprobs(completion: CompletionOutput) -> tuple[Mapping[int, float], ...]:

@@ -128,7 +128,7 @@ NAMES: dict[type, str] = {
     Request: "num_output_tokens num_tokens update_block_hashes",
     RequestOutputKind: "DELTA",
     RequestQueue: "add_request prepend_request remove_request",
-    RequestStatus: "FINISHED_ABORTED RUNNING",
+    RequestStatus: "FINISHED_ABORTED PREEMPTED RUNNING WAITING",
     SamplingParams: "extra_args max_tokens prompt_logprobs structured_outputs",
     SchedulerConfig: "async_scheduling long_prefill_token_threshold",
     SchedulerInterface: "has_requests",

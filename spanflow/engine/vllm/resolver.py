@@ -242,17 +242,18 @@ class Resolver:
             return
         give_up_stuck(self)
         seats = scheduler.max_num_active_reqs - len(scheduler.running) - len(scheduler.kv_holding_waiting)
-        front, kept = True, self.reserve.wanted_by_running()
+        front, kept, pool = True, self.reserve.wanted_first(), self.manager.block_pool
         for request in list(scheduler.waiting):
+            if seats <= 0:
+                break
             state = self.held.get(request.request_id)
             if state is None:
                 seats -= request.request_id not in self.connector.held
                 # What stands first may need the memory that a span request behind it would hold back.
                 front = front and request.request_id in self.internal
-                kept += self.reserve.wanted_by(request)  # as in vLLM, nobody passes by who waits for memory
+                if kept < pool.get_num_free_blocks():  # as in vLLM, nobody passes by who waits for memory
+                    kept += self.reserve.wanted_by(request)
                 continue
-            if seats <= 0:
-                break
             if self.family.is_assembling(state):
                 continue
             hits, num_cached, _ = self.manager.get_computed_blocks(request)
@@ -270,7 +271,7 @@ class Resolver:
             is_stuck = all(found) or self._spawn_missing(state, todo, found, front)
             if front:
                 self.reserve.hold_back(state, found, is_stuck)
-            if all(found) or (front and self.reserve.is_closed):
+            if all(found) or (front and self.connector.closed):
                 return
             front = False
 
