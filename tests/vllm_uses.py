@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -101,6 +102,12 @@ def find_uses(planted: str) -> list[Use]:
             assert state.tree is not None
             uses += list(_Reader(module, ast.parse(text), state.tree, result.types).uses())
     return uses
+
+
+def pickled_uses(planted: str) -> bytes:
+    """The same for another process, to be read there where vLLM may be imported: not on a thread beside any test, which
+    has filters of warnings of its own."""
+    return pickle.dumps(find_uses(planted))
 
 
 def _config() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import pickle
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -204,16 +205,16 @@ def overridden() -> Iterator[tuple[type, type, str]]:
 
 
 @cache
-def begin_early() -> tuple[ProcessPoolExecutor, Future[list[Any]]]:
+def begin_early() -> tuple[ProcessPoolExecutor, Future[bytes]]:
     """Begin to look for the uses in our sources and in what is planted, which takes most of a minute.
 
     mypy has a process of its own: it leaves millions of objects behind, and each later collection of garbage would walk
     through them.
     """
-    from vllm_uses import find_uses
+    from vllm_uses import pickled_uses
 
     pool = ProcessPoolExecutor(1, get_context("spawn"))
-    return pool, pool.submit(find_uses, PLANTED)
+    return pool, pool.submit(pickled_uses, PLANTED)
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +222,8 @@ def uses() -> list[Any]:
     """What was found."""
     pool, found = begin_early()
     with pool:
-        return found.result()
+        uses: list[Any] = pickle.loads(found.result())
+    return uses
 
 
 @pytest.mark.vllm
