@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
+from phases import EVENTS, EVENTS_IN_PHASES, PATIENCE, PHASES, Halt, preempt_all
 from vllm_rig import Answer, Judge, Rig, difference, generate_candidates
 
 from spanflow.engine.protocol import Lease
 from spanflow.lowering.prompt import Span, SpanPrompt
 
-
-def place_of_range(scheduler: Any) -> str:
-    """Where the range lies that runs and is not done: in the head, in a span (repair), or between two spans."""
-    for name, family in scheduler.spans.family.waiting.items():
-        spans = scheduler.spans.known[name].prompt.spans
-        for request in scheduler.running:
-            low, high = family.members.get(request.request_id, (0, 0))
-            at = request.num_computed_tokens
-            if low < at < high:
-                if at < spans[0].start:
-                    return "head"
-                return "repair" if any(span.start <= at < span.end for span in spans) else "gap"
-    return ""
-
-
-def is_in_suffix(scheduler: Any, request: Any) -> bool:
-    """Whether a prompt is assembled, its ranges are computed, and what stands behind its last span is not yet."""
-    state = scheduler.spans.known.get(request.request_id)
-    return state is not None and state.assembly is not None and request.num_computed_tokens < request.num_prompt_tokens
-
-
-#: What the scheduler must show for a phase to be reached.
-PHASES: dict[str, Callable[[Any], bool]] = {
-    "queued": lambda s: bool(s.spans.held),
-    "materialising": lambda s: any(r.request_id.startswith("spanflow-source") for r in s.running),
-    "head": lambda s: place_of_range(s) == "head",
-    "repair": lambda s: place_of_range(s) == "repair",
-    "gap": lambda s: place_of_range(s) == "gap",
-    "suffix": lambda s: any(is_in_suffix(s, r) for r in s.running),
-    "decoding": lambda s: any(r.num_output_tokens > 1 for r in s.running),
-}
-
-#: What may happen to a request.
-EVENTS = ("abort", "preempt", "reset")
-#: In the queue there is nothing to preempt.
-EVENTS_IN_PHASES = [(e, phase) for e in EVENTS for phase in PHASES if (e, phase) != ("preempt", "queued")]
+T = TypeVar("T")
 
 
 def cold_and_warm(rig: Rig, judge: Judge) -> None:
@@ -67,13 +33,13 @@ def cold_and_warm(rig: Rig, judge: Judge) -> None:
     judge.check(cold, warm, rig.one(rig.prompt(documents[::-1])))
 
 
-def conversation(rig: Rig, repair: int = 0, num_sentences: int = 2) -> SpanPrompt:
+def conversation(rig: Rig, repair: int = 0) -> SpanPrompt:
     """Two groups of spans with a turn between them, behind a head of more than a block of 32."""
     ids = rig.encode("<|im_start|>system\n" + "Answer from the documents. " * 6 + "<|im_end|>\n")
     spans: list[Span] = []
     for turn in range(2):
         ids += rig.header
-        for document in (rig.document(turn, num_sentences), rig.document(turn + 4, num_sentences)):
+        for document in (rig.document(turn, 2), rig.document(turn + 4, 2)):
             spans.append(Span(len(ids), len(ids) + len(document), SpanPrompt(rig.header), repair))
             ids += document
         ids += [*rig.encode(f"\nQuestion {turn}, which takes a few words?<|im_end|>\n"), *rig.answer_header]
@@ -142,6 +108,17 @@ def disturbed(rig: Rig, judge: Judge, prompt: SpanPrompt, event: str, phase: str
     judge.check(rig.one(prompt))
 
 
+def disturbed_judge(rig: Rig, judge: Judge, event: str, phase: str) -> None:
+    """Its candidates are leased; where they are lost they are materialised."""
+    rig.reset()
+    prompt = rig.judge(generate_candidates(rig, 3, max_tokens=14), repair=7)
+    assert rig.audit()["leases"] == 3
+    if phase == "materialising":
+        rig.reset()
+    # The text between two candidates is of one token or two.
+    disturbed(rig, judge, prompt, event, phase, budget=2 if phase == "gap" else 5)
+
+
 def disturbed_lease(rig: Rig, judge: Judge) -> None:
     """An inner generation is interrupted while it decodes: what it leaves, if it ends, is right to take over."""
     inner = rig.prompt([rig.document(3, 2), rig.document(4, 2)], repair=14)
@@ -168,21 +145,45 @@ def disturbed_lease(rig: Rig, judge: Judge) -> None:
         rig.assert_idle()
 
 
-#: What every configuration must do.
-NAMED_CASES = (
-    *(cold_and_warm, gaps, leases, repair, disturbed_lease),
+#: Interruptions that every configuration must stand,
+DISTURBANCES = (
+    disturbed_lease,
     *(pytest.param(partial(disturbance, event=event), id=event) for event in ("abort", "preempt")),
 )
-CASES = (*NAMED_CASES, pytest.param(partial(disturbance, event="reset"), id="reset"))
+#: and all that it must do.
+NAMED_CASES = (cold_and_warm, gaps, leases, repair, *DISTURBANCES)
+#: Where the cache is reset as well.
+RESET = pytest.param(partial(disturbance, event="reset"), id="reset")
+
+
+def check_budgets(rig: Rig, judge: Judge, told: Callable[[int | None], int]) -> None:
+    """Sources of more than 600 tokens and ranges of 100, in steps of 64, of 512, and of all there is: equal.
+
+    `told` sets how many tokens a step may have, and says how many the largest one had since the last time.
+    """
+    prompt = rig.prompt([rig.document(0, 22), rig.document(3, 22)], repair=100)
+    assert all(len(span) > 600 for span in prompt.spans)
+    answers, most = [], []
+    for budget in (64, 512, None):
+        told(budget)
+        rig.reset()
+        answers.append(rig.one(prompt))
+        most.append(told(None))
+    assert most[:2] == [64, 512]
+    assert most[2] > 1200
+    judge.check(*answers)
+    assert all(difference(answers[0], other) < 1e-5 for other in answers[1:])
 
 
 def interrupted(
     rig: Rig, prompt: SpanPrompt, phase: str, event: str, budget: int = 8, max_tokens: int = 6, **options: Any
 ) -> asyncio.Task[Answer]:
-    """Submit a prompt, step the engine by hand until the phase is reached, let the event happen, and go on.
+    """Submit a prompt, let the engine run until the phase is reached, let the event happen, and go on.
 
     `budget`: so few tokens a step that each phase lasts for several.
     """
+    if rig.halts is not None:
+        return _halted(rig, prompt, Halt(phase, event, budget), max_tokens, **options)
     before, rig.scheduler.max_num_scheduled_tokens = rig.scheduler.max_num_scheduled_tokens, budget
     with paused(rig) as backend:
         try:
@@ -194,11 +195,34 @@ def interrupted(
                 case "abort":
                     rig.wait(cancelled(task))
                 case "preempt":
-                    preempt_all(rig)
+                    preempt_all(rig.scheduler)
                 case "reset":
                     assert backend.engine.reset_prefix_cache(reset_running_requests=True)
         finally:
             rig.scheduler.max_num_scheduled_tokens = before
+    return task
+
+
+def _halted(rig: Rig, prompt: SpanPrompt, halt: Halt, max_tokens: int, **options: Any) -> asyncio.Task[Answer]:
+    """The same where the engine has a process of its own, and a scheduler that halts there."""
+    rig.halts.send(halt)
+    task = start(rig, prompt, halt.phase, max_tokens, **options)
+    if not rig.halts.poll(PATIENCE):
+        pytest.fail(f"phase {halt.phase} was never reached")
+    assert rig.halts.recv() == halt
+    done: asyncio.Task[None] | None = None
+    match halt.event:
+        case "abort":
+            rig.wait(cancelled(task))
+        case "reset":  # it is told when it is done, so once the engine goes on
+            done = rig.wait(begun(rig.engine.reset()))
+    rig.wait(asyncio.sleep(0.05))  # an abort is on its way to the other process
+    rig.halts.send("go on")
+    if not rig.halts.poll(PATIENCE):
+        pytest.fail(f"in phase {halt.phase} came no {halt.event}")
+    assert rig.halts.recv() is True, f"when {halt.event} came, phase {halt.phase} was over"
+    if done is not None:
+        rig.wait(result(done))
     return task
 
 
@@ -218,11 +242,7 @@ def paused(rig: Rig) -> Iterator[Any]:
 
 def start(rig: Rig, prompt: SpanPrompt, name: str, max_tokens: int = 6, **options: Any) -> asyncio.Task[Answer]:
     """Submit a request without waiting for it."""
-
-    async def submit() -> asyncio.Task[Answer]:
-        return asyncio.ensure_future(rig.run(prompt, max_tokens, name, **options))
-
-    return rig.wait(submit())
+    return rig.wait(begun(rig.run(prompt, max_tokens, name, **options)))
 
 
 def step_until(rig: Rig, reached: Callable[[Any], bool], limit: int = 200) -> bool:
@@ -233,14 +253,6 @@ def step_until(rig: Rig, reached: Callable[[Any], bool], limit: int = 200) -> bo
         with rig.engine._backend.lock:
             rig.engine._backend._step()
     return False
-
-
-def preempt_all(rig: Rig) -> None:
-    """Preempt what runs, as vLLM does where memory is short: from the end of the running list."""
-    scheduler = rig.scheduler
-    while scheduler.running:
-        scheduler._preempt_request(scheduler.running.pop(), 0.0, drop_stale_output=True)
-    scheduler.prev_step_scheduled_req_ids.clear()
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
@@ -254,5 +266,9 @@ async def until(reached: Callable[[], bool]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def result(task: asyncio.Task[Answer]) -> Answer:
+async def begun(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    return asyncio.ensure_future(work)
+
+
+async def result(task: asyncio.Task[T]) -> T:
     return await task

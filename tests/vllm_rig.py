@@ -67,6 +67,8 @@ class Rig:
 
     model: Path
     options: dict[str, Any] = field(default_factory=dict)
+    #: Where a scheduler that halts is told to, if the engine has one.
+    halts: Any = None
 
     def __post_init__(self) -> None:
         self.loop = asyncio.new_event_loop()

@@ -158,18 +158,23 @@ def test_a_judge_takes_candidates_over(rig: Rig, judge: Judge, count: int, repai
 
 
 def computed_anew(rig: Rig, judge: Judge, outer: SpanPrompt) -> Answer:
-    """What was decoded is lost and prefilled: cold, repeated, and cold again are the same to 1e-5.
+    """What was decoded is lost and prefilled: cold, repeated, cold again and prepared are the same to 1e-5.
 
-    KV that was decoded and KV that was prefilled come from other kernels, and are each held to the oracle.
+    KV that was decoded and KV that was prefilled come from other kernels, and are each held to the oracle. Stock vLLM's
+    answers behind the one and the other differ as much: by up to 3e-5 in log-probabilities.
     """
     rig.reset()
     cold, repeated = rig.one(outer), rig.one(outer)
     rig.reset()
     evicted = rig.one(outer)
+    rig.reset()
+    sources = [(span.anchor, outer.token_ids[span.start : span.end]) for span in outer.spans]
+    rig.prefetch(*[SpanPrompt(anchor.token_ids + tokens, anchor.spans) for anchor, tokens in sources])
+    prepared = rig.one(outer)
     assert cold.statuses == evicted.statuses == ["evicted"] * len(outer.spans)
-    judge.check(cold, repeated, evicted)
-    assert difference(cold, repeated) < 1e-5
-    assert difference(cold, evicted) < 1e-5
+    assert prepared.statuses == ["hit"] * len(outer.spans)
+    judge.check(cold, repeated, evicted, prepared)
+    assert max(difference(cold, other) for other in (repeated, evicted, prepared)) < 1e-5
     return cold
 
 
@@ -185,6 +190,28 @@ def test_candidates_whose_prompt_was_assembled_two_levels_deep(rig: Rig, judge: 
     cold = computed_anew(rig, judge, outer)
     assert probability_difference(warm, cold) < 1e-5
     assert difference(warm, cold) < TOLERANCE
+
+
+def test_a_workflow_two_levels_deep_is_the_same_cold_prepared_and_repeated(rig: Rig, judge: Judge) -> None:
+    """Each run generates its own drafts, and better ones. By which kernel a token is computed differs; see above."""
+    documents = [rig.document(3), rig.document(9)]
+
+    def run() -> Answer:
+        drafts = generate_candidates(rig, 2, prompt=rig.prompt(documents, repair=4))
+        middle = generate_candidates(rig, 2, prompt=rig.judge(drafts, "Write a better one."))
+        answer = rig.one(rig.judge(middle, repair=4))
+        assert answer.statuses == ["hit", "hit"]
+        return answer
+
+    rig.reset()
+    cold, repeated = run(), run()
+    rig.reset()
+    rig.prefetch(*[SpanPrompt(rig.header + document) for document in documents])
+    prepared = run()
+    judge.check(cold, repeated, prepared)
+    for other in (repeated, prepared):
+        assert probability_difference(cold, other) < 1e-5
+        assert difference(cold, other) < TOLERANCE
 
 
 def test_a_candidate_that_is_repaired_whole(rig: Rig, judge: Judge) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from span_cases import CASES, EVENTS_IN_PHASES, cancelled, disturbed, paused, result, start, until
-from vllm_rig import Judge, Rig, difference, generate_candidates
+from phases import EVENTS_IN_PHASES
+from span_cases import NAMED_CASES, RESET, cancelled, check_budgets, disturbed_judge, paused, result, start, until
+from vllm_rig import Judge, Rig, generate_candidates
 
 from spanflow.engine.protocol import Lease
 from spanflow.errors import QueryError
@@ -41,7 +42,7 @@ def judge(short_judge: Judge) -> Judge:
     return short_judge
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*NAMED_CASES, RESET])
 def test_the_named_cases(rig: Rig, judge: Judge, case: Callable[[Rig, Judge], None]) -> None:
     rig.reset()
     case(rig, judge)
@@ -49,14 +50,7 @@ def test_the_named_cases(rig: Rig, judge: Judge, case: Callable[[Rig, Judge], No
 
 @pytest.mark.parametrize(("event", "phase"), EVENTS_IN_PHASES)
 def test_an_event_in_each_phase_of_a_judge(rig: Rig, judge: Judge, event: str, phase: str) -> None:
-    """Its candidates are leased; where they are lost they are materialised."""
-    rig.reset()
-    prompt = rig.judge(generate_candidates(rig, 3, max_tokens=14), repair=7)
-    assert rig.audit()["leases"] == 3
-    if phase == "materialising":
-        rig.reset()
-    # The text between two candidates is of one token or two.
-    disturbed(rig, judge, prompt, event, phase, budget=2 if phase == "gap" else 5)
+    disturbed_judge(rig, judge, event, phase)
 
 
 @pytest.mark.parametrize("budget", [64, 4096])
@@ -104,27 +98,25 @@ class settings:  # noqa: N801
 
 
 def test_budgets_that_cut_documents(rig: Rig, judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sources of more than 600 tokens and ranges of 100, in steps of 64, of 512, and of all there is: equal."""
-    prompt = rig.prompt([rig.document(0, 22), rig.document(3, 22)], repair=100)
-    assert all(len(span) > 600 for span in prompt.spans)
-    schedule = rig.scheduler.schedule
-    num_tokens, answers = [], []
+    scheduler, own_budget, num_tokens = rig.scheduler, rig.scheduler.max_num_scheduled_tokens, [0]
+    schedule = scheduler.schedule
 
     def watched(*args: Any) -> Any:
         output = schedule(*args)
         num_tokens.append(output.total_num_scheduled_tokens)
         return output
 
-    monkeypatch.setattr(rig.scheduler, "schedule", watched)
-    for budget in (64, 512, 4096):
-        rig.reset()
-        num_tokens.clear()
-        with settings(rig, "fcfs", 0, budget):
-            answers.append(rig.one(prompt))
-        assert max(num_tokens) == budget or 1200 < max(num_tokens) < budget
-        print(budget, max(num_tokens), difference(answers[0], answers[-1]))
-    judge.check(*answers)
-    assert all(difference(answers[0], other) < 1e-5 for other in answers[1:])
+    def told(budget: int | None) -> int:
+        scheduler.max_num_scheduled_tokens = budget or own_budget
+        most = max(num_tokens)
+        num_tokens[:] = [0]
+        return most
+
+    monkeypatch.setattr(scheduler, "schedule", watched)
+    try:
+        check_budgets(rig, judge, told)
+    finally:
+        told(None)
 
 
 def test_ranges_above_the_token_budget_finish(rig: Rig, judge: Judge) -> None:
