@@ -160,8 +160,7 @@ def test_a_judge_takes_candidates_over(rig: Rig, judge: Judge, count: int, repai
 def computed_anew(rig: Rig, judge: Judge, outer: SpanPrompt) -> Answer:
     """What was decoded is lost and prefilled: cold, repeated, cold again and prepared are the same to 1e-5.
 
-    KV that was decoded and KV that was prefilled come from other kernels, and are each held to the oracle. Stock vLLM's
-    answers behind the one and the other differ as much: by up to 3e-5 in log-probabilities.
+    KV that was decoded and KV that was prefilled come from other kernels, in stock vLLM too; both are held to the oracle.
     """
     rig.reset()
     cold, repeated = rig.one(outer), rig.one(outer)
@@ -193,25 +192,25 @@ def test_candidates_whose_prompt_was_assembled_two_levels_deep(rig: Rig, judge: 
 
 
 def test_a_workflow_two_levels_deep_is_the_same_cold_prepared_and_repeated(rig: Rig, judge: Judge) -> None:
-    """Each run generates its own drafts, and better ones. By which kernel a token is computed differs; see above."""
+    """Each run generates its own drafts, and better ones: alone, since in other batches vLLM sums in another order."""
     documents = [rig.document(3), rig.document(9)]
 
-    def run() -> Answer:
-        drafts = generate_candidates(rig, 2, prompt=rig.prompt(documents, repair=4))
-        middle = generate_candidates(rig, 2, prompt=rig.judge(drafts, "Write a better one."))
-        answer = rig.one(rig.judge(middle, repair=4))
-        assert answer.statuses == ["hit", "hit"]
-        return answer
+    def candidates(prompt: SpanPrompt) -> list[Answer]:
+        return [rig.one(prompt, 24, temperature=0.9, seed=seed, lease=Lease(consumers=2)) for seed in (1, 2)]
+
+    def run() -> list[Answer]:
+        drafts = candidates(rig.prompt(documents, repair=4))
+        middle = candidates(rig.judge(drafts, "Write a better one."))
+        return [*drafts, *middle, rig.one(rig.judge(middle, repair=4))]
 
     rig.reset()
     cold, repeated = run(), run()
     rig.reset()
     rig.prefetch(*[SpanPrompt(rig.header + document) for document in documents])
     prepared = run()
-    judge.check(cold, repeated, prepared)
-    for other in (repeated, prepared):
-        assert probability_difference(cold, other) < 1e-5
-        assert difference(cold, other) < TOLERANCE
+    judge.check(*cold, *repeated, *prepared)
+    assert all(answer.statuses == ["hit", "hit"] for answer in [*cold[2:], *repeated, *prepared])
+    assert max(map(difference, cold * 2, repeated + prepared)) < 1e-5
 
 
 def test_a_candidate_that_is_repaired_whole(rig: Rig, judge: Judge) -> None:
