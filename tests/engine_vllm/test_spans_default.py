@@ -160,7 +160,7 @@ def test_a_judge_takes_candidates_over(rig: Rig, judge: Judge, count: int, repai
 def computed_anew(rig: Rig, judge: Judge, outer: SpanPrompt) -> Answer:
     """What was decoded is lost and prefilled: cold, repeated, cold again and prepared are the same to 1e-5.
 
-    KV that was decoded and KV that was prefilled come from other kernels, in stock vLLM too; both are held to the oracle.
+    Decoded and prefilled KV come from other kernels, in stock vLLM too; both are held to the oracle.
     """
     rig.reset()
     cold, repeated = rig.one(outer), rig.one(outer)
